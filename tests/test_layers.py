@@ -115,7 +115,7 @@ ROOMS = {
         ("original_model", "other_weights"),
         ("compile_module", "copying"),
         ("stage",),
-        ("placing", "value_stage"),
+        ("placing", "value_stage", "optimizer_steps"),
         ("graph_stage", "own_modules"),
         ("build", "interop"),
     ),

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from partita.errors import ExecutionError
 from partita.pipelining import ScheduleZBVZeroBubble
-from partita.pipelining.tied.stepped_once import before_optimizers_step
 from partita.runtime import Comm, InProcessWorld
 
 PLACEMENT = (0, 1, 1, 0)
@@ -75,18 +74,3 @@ def test_the_advice_and_optimizers_that_take_turns_are_right() -> None:
     for left, right in zip(advised, in_turns, strict=True):
         assert left.keys() == right.keys()
         assert all(torch.equal(left[name], right[name]) for name in left)
-
-
-def test_who_watches_a_compiled_step_is_not_compiled_with_it() -> None:
-    class Watcher:
-        compiled: bool | None = None
-
-        def before_step(self, _: torch.optim.Optimizer) -> None:
-            self.compiled = torch.compiler.is_compiling()
-
-    watcher, weight = Watcher(), nn.Parameter(torch.ones(2))
-    before_optimizers_step(watcher, Watcher.before_step)
-    weight.grad = torch.ones(2)
-    torch.compile(torch.optim.SGD([weight], lr=0.5).step, backend="eager")()
-    assert watcher.compiled is False
-    assert weight.tolist() == [0.5, 0.5]

@@ -7,21 +7,17 @@ both would apply its gradient.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from partita._torch.tensors.versions import times_written
 from partita.errors import ExecutionError
+from partita.pipelining.stages.optimizer_steps import before_optimizers_step, stepped_by
 from partita.pipelining.stages.stage import Stage
 
-__all__ = ["SteppedOnce", "before_optimizers_step"]
-
-_Watcher = TypeVar("_Watcher")
+__all__ = ["SteppedOnce"]
 
 
 _Step = tuple["weakref.ref[Tensor]", int, "weakref.ref[Optimizer]"]
@@ -47,7 +43,7 @@ class SteppedOnce:
 
     def _before_step(self, optimizer: Optimizer) -> None:
         gradients: dict[nn.Parameter, Tensor] = {}
-        for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        for parameter in stepped_by(optimizer):
             if parameter in self._shared and parameter.grad is not None:
                 if parameter in gradients or self._was_stepped(parameter, parameter.grad, optimizer):
                     self._refuse(parameter)
@@ -70,18 +66,3 @@ class SteppedOnce:
             "each parameter once: list(dict.fromkeys(p for stage in stages for p in "
             "stage.module.parameters()))"
         )
-
-
-def before_optimizers_step(watcher: _Watcher, call: Callable[[_Watcher, Optimizer], None]) -> None:
-    """Before each step of any optimizer of the process call ``call(watcher, optimizer)``, as long as the
-    watcher lives, which this does not keep alive.
-    """
-    reference = weakref.ref(watcher)
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def hook(optimizer: Optimizer, *_: Any) -> None:
-        alive = reference()
-        if alive is not None:
-            call(alive, optimizer)
-
-    weakref.finalize(watcher, register_optimizer_step_pre_hook(hook).remove)

@@ -12,10 +12,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from partita.errors import ExecutionError
+from partita.pipelining.stages.optimizer_steps import before_optimizers_step, steps_any_of
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.preparing.arguments import StepArguments
 from partita.pipelining.steps.preparing.preparation import Accepted, PreparedStep, StepPreparation
-from partita.pipelining.tied.stepped_once import before_optimizers_step
 from partita.runtime import Comm
 
 __all__ = ["ClippedApart"]
@@ -65,11 +65,8 @@ class ClippedApart:
         return self._preparation.prepare(accepted)
 
     def _before_step(self, optimizer: Optimizer) -> None:
-        if not self._left or self._norm is not None:
-            return
-        own = list(dict.fromkeys(p for stage in self._stages for p in stage.module.parameters()))
-        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        if any(id(parameter) in stepped for parameter in own):
+        if self._left and self._norm is None and steps_any_of(optimizer, self._stages):
+            own = dict.fromkeys(it for stage in self._stages for it in stage.module.parameters())
             self._norm = _norm([parameter.grad for parameter in own if parameter.grad is not None])
 
 

@@ -26,6 +26,7 @@ from torch.optim import SGD, Optimizer
 from partita._torch.compile.eager_stance import nothing_compiled
 from partita._torch.operators.collectives import before_collectives
 from partita._torch.operators.draws import before_draws
+from partita.pipelining.stages.optimizer_steps import stepped_by
 from partita.runtime.host_generators import generator_states, set_generators
 
 __all__ = ["looks_at_others"]
@@ -48,7 +49,7 @@ def looks_at_others(optimizer: Optimizer) -> bool:
 
     The optimizer, its parameters and the random generators stay as they are.
     """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = stepped_by(optimizer)
     gradients = [parameter.grad for parameter in parameters]
     generators = generator_states()
     try:

@@ -14,10 +14,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from partita.listing import listed
+from partita.pipelining.stages.optimizer_steps import before_optimizers_step, stepped_by
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.preparing.arguments import StepArguments
 from partita.pipelining.steps.preparing.preparation import Accepted, PreparedStep, StepPreparation
-from partita.pipelining.tied.stepped_once import before_optimizers_step
 from partita.runtime import Comm, InProcessComm
 
 __all__ = ["OutdatedCopies"]
@@ -62,7 +62,7 @@ class OutdatedCopies:
         return self._preparation.prepare(accepted)
 
     def _before_step(self, optimizer: Optimizer) -> None:
-        for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        for parameter in stepped_by(optimizer):
             if parameter.grad is not None and id(parameter) in self._elsewhere:
                 reference, name, rank = self._elsewhere[id(parameter)]
                 if reference() is parameter:

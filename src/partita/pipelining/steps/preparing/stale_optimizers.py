@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from torch.optim import Optimizer
 
 from partita.errors import ExecutionError
+from partita.pipelining.stages.optimizer_steps import before_optimizers_step, stepped_by
 from partita.pipelining.stages.stage import Stage
-from partita.pipelining.tied.stepped_once import before_optimizers_step
 
 __all__ = ["refuse_stale_optimizers"]
 
@@ -24,7 +24,7 @@ def refuse_stale_optimizers(watcher: object, stages: Mapping[int, Stage]) -> Non
     """
 
     def before_step(_: object, optimizer: Optimizer) -> None:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parameters = stepped_by(optimizer)
         idle = {id(parameter) for parameter in parameters if parameter.grad is None}
         if not idle:
             return

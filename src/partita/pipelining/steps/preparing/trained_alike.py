@@ -14,8 +14,8 @@ from weakref import ReferenceType, ref
 from torch import Tensor
 from torch.optim import Optimizer
 
+from partita.pipelining.stages.optimizer_steps import before_optimizers_step, steps_any_of
 from partita.pipelining.stages.stage import Stage
-from partita.pipelining.tied.stepped_once import before_optimizers_step
 
 __all__ = ["TrainedAlike"]
 
@@ -110,8 +110,7 @@ class TrainedAlike:
         followed = None if self._optimizer is None else self._optimizer()
         if self._is_stepped and followed is not optimizer:
             return
-        own = {id(weight) for stage in self._stages for weight in stage.module.parameters()}
-        if not any(id(weight) in own for group in optimizer.param_groups for weight in group["params"]):
+        if not steps_any_of(optimizer, self._stages):
             return
         self._is_stepped = True
         rates = [_rate(group.get("lr")) for group in optimizer.param_groups]

@@ -12,9 +12,9 @@ import torch
 from torch.optim import LBFGS, Optimizer
 
 from partita.errors import ExecutionError
+from partita.pipelining.stages.optimizer_steps import before_optimizers_step, steps_any_of
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.preparing.optimizer_trial import looks_at_others
-from partita.pipelining.tied.stepped_once import before_optimizers_step
 from partita.runtime import Comm
 from partita.runtime.one_at_a_time import without_other_ranks
 
@@ -49,8 +49,7 @@ def refuse_whole_model_optimizers(
         reason = _number_of_all(optimizer)
         if reason is None and (optimizer in tried or _is_torchs(optimizer) or torch.compiler.is_compiling()):
             return
-        stepped = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        if all(stepped.isdisjoint(stage.module.parameters()) for stage in stages.values()):
+        if not steps_any_of(optimizer, stages.values()):
             return
         if reason is None:
             with without_other_ranks(comm, "trial of an optimizer") as free:

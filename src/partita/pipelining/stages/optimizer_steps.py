@@ -1,0 +1,44 @@
+"""Steps of the optimizers of this process: who is told of them, and which weights they step."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from partita.pipelining.stages.stage import Stage
+
+__all__ = ["before_optimizers_step", "stepped_by", "steps_any_of"]
+
+_Watcher = TypeVar("_Watcher")
+
+
+def before_optimizers_step(watcher: _Watcher, call: Callable[[_Watcher, Optimizer], None]) -> None:
+    """Before each step of any optimizer of the process call ``call(watcher, optimizer)``, as long as the
+    watcher lives, which this does not keep alive.
+    """
+    reference = weakref.ref(watcher)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def hook(optimizer: Optimizer, *_: Any) -> None:
+        alive = reference()
+        if alive is not None:
+            call(alive, optimizer)
+
+    weakref.finalize(watcher, register_optimizer_step_pre_hook(hook).remove)
+
+
+def stepped_by(optimizer: Optimizer) -> list[nn.Parameter]:
+    """The parameters of an optimizer, of all of its groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def steps_any_of(optimizer: Optimizer, stages: Iterable[Stage]) -> bool:
+    """Whether an optimizer has any parameter of these stages."""
+    stepped = set(map(id, stepped_by(optimizer)))
+    return any(id(parameter) in stepped for stage in stages for parameter in stage.module.parameters())

@@ -1,0 +1,37 @@
+"""Who is told of the steps of optimizers, and which weights they step."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from partita.pipelining import SplitPoint, pipeline
+from partita.pipelining.stages.optimizer_steps import before_optimizers_step, stepped_by, steps_any_of
+
+
+def test_an_optimizer_steps_a_stage_where_any_of_its_groups_has_a_weight_of_it() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    pipe = pipeline(model, (torch.ones(1, 2),), split_spec={"1": SplitPoint.BEGINNING})
+    first, second = (pipe.build_stage(index) for index in range(2))
+    optimizer = torch.optim.SGD(
+        [{"params": [model[0].weight]}, {"params": [nn.Parameter(torch.ones(2))]}], 0.1
+    )
+    assert [list(it.shape) for it in stepped_by(optimizer)] == [[2, 2], [2]]
+    assert steps_any_of(optimizer, [first])
+    assert steps_any_of(optimizer, [second, first])
+    assert not steps_any_of(optimizer, [second])
+
+
+def test_who_watches_a_compiled_step_is_not_compiled_with_it() -> None:
+    class Watcher:
+        compiled: bool | None = None
+
+        def before_step(self, _: torch.optim.Optimizer) -> None:
+            self.compiled = torch.compiler.is_compiling()
+
+    watcher, weight = Watcher(), nn.Parameter(torch.ones(2))
+    before_optimizers_step(watcher, Watcher.before_step)
+    weight.grad = torch.ones(2)
+    torch.compile(torch.optim.SGD([weight], lr=0.5).step, backend="eager")()
+    assert watcher.compiled is False
+    assert weight.tolist() == [0.5, 0.5]
