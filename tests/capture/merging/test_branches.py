@@ -286,6 +286,33 @@ def test_constants_that_each_trace_makes_anew_are_the_same() -> None:
         assert torch.equal(module(x), model(x))
 
 
+class SameConstant(nn.Module):
+    """Makes constants of one value, so many before the question, in each way, and one behind it."""
+
+    def __init__(self, before: int, ways: tuple[int, int]) -> None:
+        super().__init__()
+        self.before, self.ways = before, ways
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x * 2
+        for _ in range(self.before):
+            h = h.maximum(torch.tensor(-1.0))
+        for number in range(self.ways[1] if (x > 0).all() else self.ways[0]):
+            h = (h + number) * torch.tensor(-1.0)
+        return h + torch.tensor(-1.0)
+
+
+@pytest.mark.parametrize("ways", [(0, 1), (1, 0), (2, 1), (2, 2)], ids=str)
+@pytest.mark.parametrize("before", [0, 1, 3])
+def test_a_way_may_make_a_constant_that_has_a_value_of_others(before: int, ways: tuple[int, int]) -> None:
+    model = SameConstant(before, ways)
+    for example in (torch.ones(2, 3), -torch.ones(2, 3)):
+        module = capture(model, (example,), prove=True).module
+        assert not module.graph.find_nodes(op="call_function", target=require_condition)
+        for x in (torch.ones(2, 3), -torch.ones(4, 3)):
+            assert torch.equal(module(x), model(x))
+
+
 @pytest.mark.parametrize("example", ["ones", "padded"])
 def test_each_way_is_traced_once_a_mode(example: str, traces: list[bool]) -> None:
     mask = torch.ones(2, 3).tril(int(example == "ones") * 9)

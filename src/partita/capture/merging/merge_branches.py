@@ -65,7 +65,8 @@ def merge_branches(mine: Branch, theirs: Branch) -> Sizes:
     else:
         raise CaptureError("the two ways leave other sizes open")
     # Align the nodes, check that they can be merged, and merge.
-    pairs = list(_aligned(mine, theirs))
+    kinds = _Kinds()
+    pairs = list(_aligned(mine, theirs, kinds))
     effects = (analyse(mine.module), analyse(theirs.module))
     _check_results(*pairs[-1])
     for side, analysed in enumerate(effects):
@@ -73,15 +74,19 @@ def merge_branches(mine: Branch, theirs: Branch) -> Sizes:
         own = {analysed.index[node] for node in alone}
         for node in alone:
             _check_alone(analysed, node, own)
-    return _Merge(mine, theirs).run(pairs)
+    constants = {
+        node: kinds.of(side.module, side.sizes, node)
+        for side, analysed in zip((mine, theirs), effects, strict=True)
+        for node in _unwritten_constants(side.module, analysed)
+    }
+    return _Merge(mine, theirs, constants).run(pairs)
 
 
-def _aligned(mine: Branch, theirs: Branch) -> Iterator[tuple[Node | None, Node | None]]:
+def _aligned(mine: Branch, theirs: Branch, kinds: _Kinds) -> Iterator[tuple[Node | None, Node | None]]:
     """The nodes of both graphs, in an order that is that of each; None where one has no such node.
 
     The two nodes that read the condition are a pair.
     """
-    kinds = _Kinds()
     sides = [(side, list(side.module.graph.nodes)) for side in (mine, theirs)]
     cuts = [nodes.index(side.condition) for side, nodes in sides]
     # Before the condition nodes are equal if what they compute is, behind it if they are of one kind.
@@ -150,6 +155,16 @@ def _same_bits(left: Tensor, right: Tensor) -> bool:
     return torch.equal(*bits)
 
 
+def _unwritten_constants(module: GraphModule, effects: Effects) -> Iterator[Node]:
+    """The nodes that get a constant which nothing in the graph writes to."""
+    written = {
+        storage for effect in effects.by_position.values() for storage in effects.storages_written(effect)
+    }
+    for node in module.graph.nodes:
+        if node.op == "get_attr" and written.isdisjoint(effects.storages_of([node])):
+            yield node
+
+
 def _check_alone(effects: Effects, node: Node, own: set[int]) -> None:
     """Refuse a node that only one way has if it does more than compute a value, or write to such a value.
 
@@ -197,9 +212,10 @@ class _Merge:
         renamed: the new names of the other graph's nodes that were copied.
         choices: the nodes that choose between two values, by these values.
         alike: for each chosen tensor, the name of one that it is chosen from.
+        constants: keys that are equal for constants of both graphs that have the same value throughout.
     """
 
-    def __init__(self, mine: Branch, theirs: Branch) -> None:
+    def __init__(self, mine: Branch, theirs: Branch, constants: Mapping[Node, Any]) -> None:
         self.module = mine.module
         self.graph = mine.module.graph
         self.sizes = mine.sizes
@@ -211,6 +227,7 @@ class _Merge:
         self.renamed: dict[str, str] = {}
         self.choices: dict[tuple[Any, ...], Node] = {}
         self.alike: dict[str, str] = {}
+        self.constants = constants
 
     def run(self, pairs: list[tuple[Node | None, Node | None]]) -> Sizes:
         # Merge the nodes in order.
@@ -296,6 +313,9 @@ class _Merge:
         if isinstance(right, Node):
             size = self.other.sizes.numbers.get(right.name)
             if size is not None and isinstance(left, Node) and self.sizes.numbers.get(left.name) == size:
+                return left
+            constant = self.constants.get(right)
+            if constant is not None and isinstance(left, Node) and self.constants.get(left) == constant:
                 return left
             right = self.image[right]
         if left is right:
