@@ -37,17 +37,19 @@ class Masked(nn.Module):
 
 
 class Clamped(nn.Module):
-    """Asks for something that it computes itself."""
+    """Asks so many times for something that it computes itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, times: int) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.a, self.b, self.times = nn.Linear(4, 4), nn.Linear(4, 4), times
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x)
-        if self.training and not torch.isfinite(h).all():
-            h = h.clamp(-1e4, 1e4)
-        return self.b(h)
+        for _ in range(self.times):
+            h = self.a(x)
+            if self.training and not torch.isfinite(h).all():
+                h = h.clamp(-1e4, 1e4)
+            x = self.b(h)
+        return x
 
 
 class Asserts(nn.Module):
@@ -152,17 +154,24 @@ def test_what_one_branch_alone_computes_is_not_computed_in_the_other(monkeypatch
     assert not ran
 
 
-def test_a_question_about_what_the_model_computes_is_checked_in_each_run() -> None:
+def test_a_question_about_what_the_model_computes_is_answered_in_each_run() -> None:
     torch.manual_seed(0)
-    model, x = Clamped(), torch.randn(2, 4)
+    model, x = Clamped(1), torch.randn(2, 4)
     captured = capture(model, (x,))
     assert captured.other is not None
     train = captured.module if captured.module.training else captured.other.module
-    partita.verify(train, model, (torch.randn(2, 4),)).check()
+    for sample in (torch.randn(2, 4), torch.full((2, 4), float("inf"))):
+        partita.verify(train, model, (sample,)).check()
+
+
+def test_many_questions_about_what_the_model_computes_are_checked_in_each_run() -> None:
+    model, x = Clamped(4), torch.randn(2, 4)
+    module = capture(model, (x,), modes="train").module
+    partita.verify(module, model, (torch.randn(2, 4),)).check()
     with pytest.raises(
         ExecutionError, match=r"isfinite\(h\).*captured where it is True.*what the model computes"
     ):
-        train(torch.full((2, 4), float("inf")))
+        module(torch.full((2, 4), float("inf")))
 
 
 def test_an_assertion_of_the_model_holds_in_the_graph() -> None:

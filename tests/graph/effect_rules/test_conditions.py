@@ -12,6 +12,7 @@ from partita.graph.effect_rules.conditions import (
     ReadCondition,
     choose,
     depends_on_branch,
+    reads_condition,
     require_condition,
 )
 from partita.graph.effects import analyse
@@ -57,3 +58,23 @@ def test_a_tensor_that_is_chosen_can_be_sent_and_what_may_be_none_can_not() -> N
     (chosen,) = [node for node in nodes if node.target is choose]
     chosen.meta["val"] = torch.zeros(2)
     assert not depends_on_branch(chosen)
+
+
+def test_a_condition_that_one_branch_asks_for_is_one_too() -> None:
+    nodes = list(graph().graph.nodes)
+    nodes[2].target = OnlyIf(OnlyIf(ReadCondition(), False), True)
+    assert [reads_condition(node) for node in nodes] == [False, True, True, False, False, False]
+
+
+def test_a_compiler_is_not_told_an_answer_that_it_does_not_know() -> None:
+    """With the answer as a symbol, which *is* neither True nor False, it left both branches out."""
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def compiled(x: torch.Tensor) -> torch.Tensor | None:
+        return OnlyIf(torch.neg, True)(ReadCondition()(x.sum() > 0), x)
+
+    with (
+        torch._dynamo.config.patch(capture_scalar_outputs=True),
+        pytest.raises(torch._dynamo.exc.UserError, match="data-dependent"),
+    ):
+        compiled(torch.ones(2))

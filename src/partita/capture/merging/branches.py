@@ -8,9 +8,10 @@ Terms:
         trace(False)   the mask is expanded and used       merged   a graph that reads the condition and
         trace(True)    no mask                                      does in each run what the model does
 
-Both branches are traced where the condition follows from the model's inputs. Where it depends on what the
-model computes (``if hidden.isinf().any():``), or there are too many ways, or two can't be merged, the graph
-has the branch of the example only, and raises an error in a run with another answer.
+Both branches are traced, also where the condition depends on what the model computes (``if
+hidden.isinf().any():``) and there are few such questions. Where it depends on what the model keeps from call
+to call or draws, or there are too many ways, or two can't be merged, the graph has the branch of the example
+only, and raises an error in a run with another answer.
 """
 
 from __future__ import annotations
@@ -176,7 +177,8 @@ class _Ways:
                 "differs in the first call only, call the model once before the cut, in training on data of "
                 "training"
             )
-        if state is not None:
+        # Models ask in each layer whether something has overflowed, and it never has: not worth many traces.
+        if state == {} or (state and 2 ** len(traced.answers.in_order) > MOST_WAYS):
             return "the answer depends on what the model computes"
         if not self._left:
             return f"the model has more than {MOST_WAYS} ways"

@@ -33,6 +33,7 @@ __all__ = [
     "choose",
     "depends_on_branch",
     "is_branch_function",
+    "reads_condition",
     "require_condition",
 ]
 
@@ -77,7 +78,10 @@ class OnlyIf(_Target):
 
     def __call__(self, condition: bool | None, *args: Any, **kwargs: Any) -> Any:
         """Return the function's result where ``condition`` has this truth, else None."""
-        return self.target(*args, **kwargs) if condition is self.truth else None
+        # Asked for its truth: to a compiler it may be a symbol, which *is* neither True nor False.
+        if condition is None or (not condition if self.truth else condition):
+            return None
+        return self.target(*args, **kwargs)
 
 
 def choose(condition: bool | None, if_true: Any, otherwise: Any) -> Any:
@@ -96,7 +100,7 @@ def require_condition(condition: bool | None, captured: bool, place: str, reason
     Raises:
         ExecutionError: names the line that asks, and what to do.
     """
-    if condition is not None and condition is not captured:
+    if condition is not None and (not condition if captured else condition):
         raise ExecutionError(
             f"the model asks whether {place or 'a tensor is true'}, and takes another way now that it is "
             f"{condition}: the graph was captured where it is {captured}, and holds that way only, because "
@@ -113,6 +117,14 @@ def depends_on_branch(node: Node) -> bool:
     if node.target is choose:
         return not isinstance(node.meta.get("val"), torch.Tensor)
     return isinstance(node.target, (ReadCondition, OnlyIf))
+
+
+def reads_condition(node: Node) -> bool:
+    """Return whether a node's value is a condition: None where it is asked in a branch that is not taken."""
+    target = node.target
+    while isinstance(target, OnlyIf):
+        target = target.target
+    return isinstance(target, ReadCondition)
 
 
 def is_branch_function(target: object) -> bool:

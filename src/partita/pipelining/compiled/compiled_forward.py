@@ -52,7 +52,7 @@ class _Entry:
     run: Callable[..., Any]
     slots: tuple[tuple[Mapping[str, Any], str], ...]
     first_site: int
-    conditions: Callable[..., tuple[bool, ...]] | None = None
+    conditions: Callable[..., tuple[bool | None, ...]] | None = None
     repeated: tuple[int, ...] = ()
     repeated_inputs: tuple[int, ...] = ()
     ran: bool = False

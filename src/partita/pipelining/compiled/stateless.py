@@ -29,7 +29,7 @@ from partita._torch.graph_module.graph_copy import copy_graph
 from partita._torch.graph_module.lazy_module import LazyGraphModule, lazy_module, use_flat_signature
 from partita.graph.ancestors import ancestors
 from partita.graph.attributes import attribute
-from partita.graph.effect_rules.conditions import ReadCondition
+from partita.graph.effect_rules.conditions import reads_condition
 from partita.graph.effect_rules.node_effect import NodeEffect
 from partita.graph.effects import Effects, analyse
 from partita.graph.structure import structural_hash
@@ -171,7 +171,7 @@ def _read_outside(call: Node, body: nn.Module) -> None:
     """
     assert isinstance(body, LazyGraphModule)
     graph = body.graph
-    reads = [node for node in graph.nodes if isinstance(node.target, ReadCondition)]
+    reads = [node for node in graph.nodes if reads_condition(node)]
     inputs, needed = graph.find_nodes(op="placeholder"), ancestors(reads)
     if not (reads and inputs) or call.kwargs or any(node.op == "get_attr" for node in needed):
         return
@@ -199,7 +199,7 @@ def _read_conditions_before(module: LazyGraphModule, start: Node) -> LazyGraphMo
         start: the graph's first input, or first node where it has none.
     """
     graph = module.graph
-    reads = [node for node in graph.nodes if isinstance(node.target, ReadCondition)]
+    reads = [node for node in graph.nodes if reads_condition(node)]
     needed = ancestors(reads)
     if not reads or not _can_run_before(analyse(module), needed):
         return None
@@ -230,7 +230,7 @@ def _can_run_before(effects: Effects, needed: Collection[Node]) -> bool:
     outer = [node for node in effects.nodes if node.op in ("placeholder", "get_attr")]
     not_theirs_to_write = not_theirs.union(effects.storages_of(outer))
     for node, it in _effects_by_node(effects):
-        if node not in needed or isinstance(node.target, ReadCondition):
+        if node not in needed or reads_condition(node):
             continue
         if it.random or it.host or it.barrier or not not_theirs_to_write.isdisjoint(writes[node]):
             return False

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import copy
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 
 import partita
-from partita.errors import CaptureError
-from partita.pipelining import SplitPoint, pipe_split, pipeline
+from partita.errors import CaptureError, NotCompiled
+from partita.pipelining import Pipe, Schedule1F1B, SplitPoint, pipe_split, pipeline
+from partita.runtime import Comm, InProcessWorld
 
 
 class Unused(nn.Module):
@@ -106,3 +111,124 @@ def test_what_is_chosen_lies_in_the_memory_of_both(full: bool) -> None:
     example = (torch.randn(2, 5, 8), mask if full else mask.tril())
     with pytest.raises(CaptureError, match="'fill_' writes to the value 'select' in stage 1"):
         pipeline(WritesWhatIsChosen(), example, split_spec={"first": SplitPoint.END})
+
+
+class Layers(nn.Module):
+    """Two layers, for models that ask about what they are given, or compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+
+class Collects(Layers):
+    """What one way computes is used beside what both compute, and in the backward pass after it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        results, mean = [], x.mean()
+        for layer in (self.a, self.b):
+            x = layer(x)
+            results.append(x)
+            if mean > 0.2:
+                results.append(x.relu())
+        return torch.stack(results).sum(0)
+
+
+class Clips(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        largest = h.abs().max()
+        if largest > 1.0:
+            h = h / largest
+        return self.b(h)
+
+
+class Detaches(Layers):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        if x.norm() > 2:
+            h = h.detach()
+        return self.b(h)
+
+
+class Halves(Layers):
+    """Asks again in one way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, halved = self.a(x), 0
+        while h.abs().max() > 1.0 and halved < 3:
+            h, halved = h / 2, halved + 1
+        return self.b(h) + halved
+
+
+class Shares(Layers):
+    """What one way computes is used by two stages."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if (x[:, :3] > 0).any() and not (x[:, 3:] > 0).all():
+            return self.a(x)
+        if (x < 0).all():
+            return self.b(x)
+        return self.a(x) + self.b(x)
+
+
+class WritesLater(Layers):
+    """Asks about memory that is written afterwards: no compiler can ask before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x + 0.1
+        k = self.b(x) if h.sum() > 0 else x * 2
+        h.mul_(2.0)
+        return self.a(h) * k
+
+
+MODELS = [Collects, Clips, Detaches, Halves, Shares, WritesLater]
+
+
+def _step(
+    pipe: Pipe, x: Tensor, target: Tensor, backend: str | None
+) -> tuple[list[Tensor], dict[str, Tensor | None]]:
+    """The losses of a step of two ranks, and all gradients."""
+
+    def rank(comm: Comm) -> tuple[list[Tensor], dict[str, Tensor | None]]:
+        stage = copy.deepcopy(pipe).build_stage(comm.rank, comm=comm)
+        if backend is not None:
+            stage.compile(backend)
+        losses: list[Tensor] = []
+        Schedule1F1B(stage, 4, mse_loss).step(x, target=target, losses=losses)
+        return losses, {name: value.grad for name, value in stage.module.named_parameters()}
+
+    results = InProcessWorld(2).run(rank)
+    return results[1][0], {name: grad for _, grads in results for name, grad in grads.items()}
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("model_class", MODELS)
+def test_each_microbatch_takes_the_way_of_the_model(
+    model_class: type[nn.Module], backend: str | None
+) -> None:
+    torch.manual_seed(3)
+    model, target = model_class(), torch.randn(20, 6)
+    kinds = [torch.rand(5, 6) + 0.1, -torch.rand(5, 6) - 0.1, torch.randn(5, 6) * 3, torch.randn(5, 6) * 0.1]
+    uncut, expected = copy.deepcopy(model), []
+    x = torch.cat(kinds)
+    for sample, wanted in zip(x.chunk(4), target.chunk(4), strict=True):
+        loss = mse_loss(uncut(sample), wanted)
+        (loss / 4).backward()
+        expected.append(loss.detach())
+    for example in (kinds[0][:2], kinds[2][:2]):
+        where = {"split_spec": {"a": SplitPoint.BEGINNING}} if model_class is WritesLater else {"stages": 2}
+        pipe = pipeline(model, (example,), **where)
+        quiet = pytest.warns(NotCompiled) if _asks_late(model, backend) else nullcontext()
+        with quiet:
+            losses, gradients = _step(pipe, x, target, backend)
+        assert list(map(float, losses)) == list(map(float, expected))
+        for name, parameter in uncut.named_parameters():
+            gradient = gradients[name]
+            assert gradient is not None
+            assert parameter.grad is not None
+            assert torch.equal(gradient, parameter.grad), name
+
+
+def _asks_late(model: nn.Module, backend: str | None) -> bool:
+    return backend is not None and isinstance(model, WritesLater)

@@ -6,29 +6,36 @@ from tensors that can be sent::
     stage 0   condition ── mask ─┬─ sdpa           stage 0   condition ── mask ── sdpa
               ───────────────────┼───────    -->            ──────────── all, padding (tensors) ────
     stage 1                      └─ sdpa           stage 1   condition ── mask ── sdpa
+
+What gradients flow through is computed once, where the model computes it, so that they are summed in the
+model's order. It is sent in each branch: where it is not computed, a stage sends zeros, which nothing reads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from partita.errors import CaptureError
 from partita.graph.attributes import lookup
-from partita.graph.effect_rules.conditions import OnlyIf, depends_on_branch
+from partita.graph.effect_rules.conditions import OnlyIf, choose, depends_on_branch, reads_condition
 from partita.graph.effect_rules.node_effect import PURE
 from partita.graph.effects import Effects, analyse, metadata
 from partita.pipelining.frontends.graph.writes import written_apart
 
-__all__ = ["branch_nodes", "repeat_branches"]
+__all__ = ["branch_nodes", "repeat_branches", "trained_in_a_branch"]
 
 
 def branch_nodes(whole: GraphModule) -> Iterator[Node]:
     """The nodes whose values can't be sent, because a branch on data decides what they are."""
-    return (node for node in whole.graph.nodes if node.op == "call_function" and depends_on_branch(node))
+    trained = _trained(whole)
+    for node in whole.graph.nodes:
+        computed_once = node in trained and _is_of_one_branch(node)
+        if node.op == "call_function" and depends_on_branch(node) and not computed_once:
+            yield node
 
 
 def repeat_branches(whole: GraphModule, assignment: dict[str, int]) -> None:
@@ -38,8 +45,7 @@ def repeat_branches(whole: GraphModule, assignment: dict[str, int]) -> None:
         assignment: the stage of each node that computes; it is changed, and the copies are added.
 
     Raises:
-        CaptureError: a trained value is computed in one branch only and used by several stages, or memory of
-            one branch is written where a stage has it twice, or not at all.
+        CaptureError: memory of one branch is written where a stage has it twice, or not at all.
     """
     nodes = list(branch_nodes(whole))
     if not nodes:
@@ -67,11 +73,6 @@ def repeat_branches(whole: GraphModule, assignment: dict[str, int]) -> None:
         wanted[node] = users or {assignment[node.name]: []}  # nobody uses it: it stays where it is
         for storage in effects.storages_of(node.all_input_nodes):
             used_by.setdefault(storage, set()).update(wanted[node])
-        if len(users) > 1 and isinstance(node.target, OnlyIf) and _is_trained(whole, node):
-            raise CaptureError(
-                f"{node.name!r} is computed in one branch on data only, is trained, and is used by "
-                f"stages {sorted(users)}, which can't share it: cut so that one stage has all of its uses"
-            )
     _check_memory(whole, effects, wanted, assignment)
     # The first of these stages keeps the node itself, each other one gets a copy.
     copies: dict[tuple[Node, int], Node] = {}
@@ -154,16 +155,43 @@ def _copy_in(copies: Mapping[tuple[Node, int], Node], stage: int, node: Node) ->
     return copies.get((node, stage), node)
 
 
-def _is_trained(whole: GraphModule, node: Node) -> bool:
-    """Whether a gradient may flow to a parameter or an input through a node."""
-    waiting, seen = [node], {node}
-    while waiting:
-        current = waiting.pop()
-        value = lookup(whole, current) if current.op == "get_attr" else metadata(current)
-        leaf = isinstance(value, nn.Parameter) or (current.op == "placeholder" and isinstance(value, Tensor))
-        if leaf and value.requires_grad:
-            return True
-        fresh = [operand for operand in current.all_input_nodes if operand not in seen]
-        seen.update(fresh)
-        waiting += fresh
-    return False
+def trained_in_a_branch(whole: GraphModule, values: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors that need no gradient in the branch of the example, or are not computed there, and may need
+    one in another branch.
+
+    Args:
+        values: of the nodes, by name, in the branch of the example.
+    """
+    trained = _trained(whole)
+    of_branches: dict[Node, Tensor] = {}
+    for node in whole.graph.nodes:
+        value = values.get(node.name)
+        if value is None and node in trained and _is_of_one_branch(node):
+            value = metadata(node)
+        if node not in trained or not isinstance(value, Tensor) or value.requires_grad:
+            continue
+        of_branch = node.target is choose or _is_of_one_branch(node)
+        if of_branch or any(operand in of_branches for operand in node.all_input_nodes):
+            of_branches[node] = value.detach().requires_grad_()
+    return {node.name: value for node, value in of_branches.items()}
+
+
+def _is_of_one_branch(node: Node) -> bool:
+    """Whether a node computes tensors in one branch, and nothing in the other."""
+    return isinstance(node.target, OnlyIf) and isinstance(metadata(node), (Tensor, tuple, list))
+
+
+def _trained(whole: GraphModule) -> set[Node]:
+    """The nodes through whose values a gradient may flow to a parameter or an input."""
+    trained: set[Node] = set()
+    for node in whole.graph.nodes:
+        value = lookup(whole, node) if node.op == "get_attr" else metadata(node)
+        if isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex()):
+            continue
+        if isinstance(value, nn.Parameter) or (node.op == "placeholder" and isinstance(value, Tensor)):
+            is_trained = value.requires_grad
+        else:
+            is_trained = not trained.isdisjoint(node.all_input_nodes)
+        if is_trained and not reads_condition(node):
+            trained.add(node)
+    return trained

@@ -19,6 +19,7 @@ from partita.capture.open_sizes.sizes import Sizes, without_sizes
 from partita.capture.proving.proof import UNASKED, Proof
 from partita.errors import CaptureError
 from partita.graph.effects import metadata
+from partita.pipelining.frontends.graph.branches import trained_in_a_branch
 from partita.pipelining.frontends.graph.coverage import check_operations, unused_state
 from partita.pipelining.frontends.graph.dtypes import check_dtypes, parameter_dtypes
 from partita.pipelining.frontends.graph.recompute_regions import Region, with_regions
@@ -203,6 +204,7 @@ def _routes(
     inputs = [node for node in whole.graph.nodes if node.op == "placeholder"]
     sizes = Sizes.of(whole)
     values = fake_values(whole, [metadata(node) for node in inputs], taken_after=_sent_after(whole, pieces))
+    values |= trained_in_a_branch(whole, values)
     producers = {node.name: 0 for node in inputs}
     for stage, piece in enumerate(pieces):
         producers.update(dict.fromkeys(piece.outputs, stage))
