@@ -5,10 +5,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
+from torch._inductor.utils import fresh_cache
 
 from partita._torch.compile.aot import AotGraph, takes_a_list
 from partita._torch.compile.training_graphs import GraphCompiler, compile_training
+from partita.pipelining.compiled.backward_graph import copied
 
 
 def test_the_backward_graph_can_be_compiled_later_and_run_twice() -> None:
@@ -62,3 +65,29 @@ def test_inductor_takes_a_backward_graph_whose_input_has_no_gradient() -> None:
         backend = partial(compile_training, compile_graph=compile_graph)
         torch.compile(lambda x: layer(x).sin(), backend=backend)(x).sum().backward()
     torch.testing.assert_close(layer.weight.grad, expected)
+
+
+def test_a_piece_that_another_process_has_compiled_is_in_inductors_cache_on_disk() -> None:
+    """It was looked up by the lines that its nodes came from and by autograd's numbers, too: another stage,
+    or another rank, or a second start that had run something before, compiled it again.
+    """
+
+    def compile_graph(graph: AotGraph, compiler: GraphCompiler) -> Any:
+        if graph.kind != "backward":
+            return compiler(graph)
+        return compiler(graph.piece(copied(graph.gm)))
+
+    def first(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().exp()
+
+    def second(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().exp()
+
+    x = torch.randn(4, requires_grad=True)
+    with fresh_cache():
+        counters.clear()
+        for function in (first, second):
+            backend = partial(compile_training, compile_graph=compile_graph)
+            torch.compile(function, backend=backend)(x).sum().backward()
+    assert counters["inductor"]["fxgraph_cache_miss"] == 2  # forward and backward, once each
+    assert counters["inductor"]["fxgraph_cache_hit"] == 2

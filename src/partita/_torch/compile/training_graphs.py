@@ -135,7 +135,8 @@ def _inside_inductor(
             # those of inputs without a gradient are None
             tensors = [place for place, result in enumerate(results) if isinstance(result, Node)]
             output.meta["user_visible_output_idxs"] = tensors
-            return compile_fx_inner(piece.gm, list(piece.examples), cudagraphs=BoxedBool(False), **for_pieces)
+            gm = _known_by_its_code(piece.gm)
+            return compile_fx_inner(gm, list(piece.examples), cudagraphs=BoxedBool(False), **for_pieces)
 
         of_the_whole = ("static_input_idxs", "cudagraphs", "boxed_forward_device_index")
         for_pieces = {key: value for key, value in options.items() if key not in of_the_whole}
@@ -144,6 +145,16 @@ def _inside_inductor(
         return compile_graph(graph, _graph_compiler(graph, inner, settings))
 
     return compile_one
+
+
+def _known_by_its_code(gm: GraphModule) -> GraphModule:
+    """The graph in a module of torch's own, which Inductor's cache on disk knows by its code. One of ours
+    would be known by its nodes' stack traces and numbers too: equal graphs of other stages, ranks and starts
+    were compiled again.
+    """
+    module = GraphModule(gm, gm.graph)
+    module.meta = gm.meta
+    return module
 
 
 def _follow_layout(graph: AotGraph) -> None:
