@@ -76,6 +76,19 @@ def test_stages_whose_backward_pass_is_split(case: Case, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("stance", "backend"), [("default", "aot_eager"), ("aot_eager_then_compile", None)], ids=str
+)
+def test_a_backward_pass_that_a_stance_lets_another_backend_compile_is_whole(
+    stance: str, backend: str | None
+) -> None:
+    """It was asked for its first half, and then for a second one that it does not have: the gradients of
+    weights were missing, without a word.
+    """
+    with torch.compiler.set_stance(stance, force_backend=backend):
+        _assert_compiled_equals_eager(PLAIN, "ZBVZeroBubble", SPLIT["ZBVZeroBubble"])
+
+
+@pytest.mark.parametrize(
     "again",
     [pytest.param(True, marks=pytest.mark.dear), ("blocks.*.feed", "norm", "embedding")],
     ids=["as a whole", "in parts"],

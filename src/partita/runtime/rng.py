@@ -44,6 +44,7 @@ __all__ = [
     "RandomKey",
     "active_seed",
     "enter_site",
+    "first_site",
     "key_random_nodes",
     "keyed",
     "site_seed",
@@ -201,6 +202,12 @@ def sites_from(first: int) -> Iterator[None]:
         yield
     finally:
         block.first_site = before
+
+
+def first_site() -> int:
+    """From which number the sites of the active key count."""
+    block = _active.get()
+    return 0 if block is None else block.first_site
 
 
 def enter_site(site: int) -> None:

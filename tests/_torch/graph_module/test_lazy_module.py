@@ -50,3 +50,13 @@ def test_a_region_that_an_error_left_open_is_closed_by_a_copy_and_after_a_change
         with pytest.raises(TypeError):
             one()
         assert torch.is_grad_enabled()
+
+
+def test_each_name_that_a_module_lists_can_be_read() -> None:
+    """Torch reads them all under the stance ``eager_then_compile``, which ended in an ``AttributeError``."""
+    module = lazy_module(Graph(), "Listed", training=True)
+    module.graph.output(())
+    missing = [name for name in dir(module) if not name.startswith("_") and not hasattr(module, name)]
+    assert not missing
+    module.torchdynamo_force_dynamic = False
+    assert "torchdynamo_force_dynamic" in dir(module)

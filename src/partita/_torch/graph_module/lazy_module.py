@@ -106,6 +106,11 @@ class LazyGraphModule(_LazyGraphModule):
             leave_open(before, error, type(self).forward.__code__)
             raise
 
+    def __dir__(self) -> list[str]:
+        """Without the attributes that Dynamo asks for and nobody has set: to read each is no error."""
+        optional = {name for name, value in vars(LazyGraphModule).items() if isinstance(value, _ReadByDynamo)}
+        return [name for name in super().__dir__() if name in vars(self) or name not in optional]
+
     @classmethod
     def _needs_recompile(cls) -> bool:
         """Whether torch's own code is still to be generated."""

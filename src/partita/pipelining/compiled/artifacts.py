@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from partita._torch.autograd.compiled_node import mark
 from partita._torch.compile.aot import AotGraph, Boxed, boxed, reported_strides, takes_a_list
 from partita._torch.compile.inductor import configuration_hash, kernel_settings
 from partita._torch.compile.refusal import check_margin_losses, failure_text
@@ -22,6 +23,7 @@ from partita.pipelining.compiled.backward_runner import BackwardRunner
 from partita.pipelining.compiled.stateless import STATE
 from partita.pipelining.interface.compile_options import CompileOptions
 from partita.runtime.graph_compiler import graph_as_it_is, resolve_inner
+from partita.runtime.rng import first_site
 
 __all__ = ["Artifacts", "artifacts_for"]
 
@@ -45,7 +47,9 @@ class Artifacts:
         self._graphs: dict[tuple[Any, ...], tuple[Boxed, list[Any]]] = {}
 
     def backend(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """The backend for ``torch.compile`` of a stage."""
+        """The backend for ``torch.compile`` of a stage. Only what it has compiled runs in halves: the stance
+        (``torch.compiler.set_stance``) may let another backend compile.
+        """
         check_margin_losses(gm)
         placeholders = gm.graph.find_nodes(op="placeholder")
         state = [
@@ -53,7 +57,7 @@ class Artifacts:
             for place, (node, value) in enumerate(zip(placeholders, inputs, strict=True))
             if f"_{STATE}" in str(node.target) or isinstance(value, torch.nn.Parameter)
         ]
-        return compile_training(
+        run = compile_training(
             gm,
             inputs,
             self._compile,
@@ -62,6 +66,14 @@ class Artifacts:
             static_positions=state,
             by_operator=self.options.backend == "aot_eager",
         )
+
+        def run_marked(*values: Any) -> Any:
+            results = run(*values)
+            if torch.is_grad_enabled():
+                mark(results, first_site())
+            return results
+
+        return run_marked
 
     def _compile(self, graph: AotGraph, compiler: GraphCompiler) -> Boxed:
         if graph.kind != "backward":

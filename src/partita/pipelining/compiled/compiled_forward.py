@@ -9,10 +9,9 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import GraphModule
 
-from partita._torch.autograd.compiled_node import mark
 from partita._torch.autograd.engine import forget_hooks, hooks_made
 from partita._torch.autograd.region_switches import OpenRegions
 from partita._torch.compile.refusal import (
@@ -22,7 +21,6 @@ from partita._torch.compile.refusal import (
     modes_active,
     refusal_text,
 )
-from partita._torch.containers.pytree import flatten
 from partita._torch.graph_module.lazy_module import LazyGraphModule, generate_code
 from partita._torch.modules.contents import first_hook_inside, registries
 from partita.errors import NotCompiled
@@ -135,8 +133,6 @@ class CompiledForward:
             result = self._run(entry, args, kwargs) if entry.ran else self._first_run(entry, args, kwargs)
             if self._is_graph:
                 forget_hooks(before)  # tracers register some; code of a graph registers none
-            if torch.is_grad_enabled():
-                mark(_tensors(result), entry.first_site)
             return result
         except Exception as error:
             if not is_refusal(error):
@@ -243,10 +239,3 @@ def _slot(module: nn.Module, name: str) -> tuple[Mapping[str, Any], str]:
     owner = module.get_submodule(path)
     own = islice(registries(owner), 2)  # of the module itself: parameters, buffers
     return next(table for table in (*own, vars(owner)) if leaf in table), leaf
-
-
-def _tensors(result: Any) -> list[Tensor]:
-    if isinstance(result, Tensor):
-        return [result]
-    leaves = result if isinstance(result, (list, tuple)) else flatten(result)[0]
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
