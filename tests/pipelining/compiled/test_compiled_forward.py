@@ -7,6 +7,7 @@ import pickle
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -47,6 +48,24 @@ class Breaks(nn.Module):
         y = self.layer(x)
         torch._dynamo.graph_break()
         return y.relu()
+
+
+@pytest.mark.parametrize("how", ["patched", "torch.compile"])
+def test_a_forward_that_was_set_on_the_module_itself_is_what_is_compiled(how: str) -> None:
+    """As libraries patch modules. The class's was taken: another number, or no number."""
+    layer = nn.Linear(WIDTH, WIDTH)
+    module: nn.Module = layer
+    if how == "patched":
+        layer.forward = MethodType(lambda self, x: type(self).forward(self, x) * 3, layer)  # type: ignore[method-assign]
+    else:
+        module = torch.compile(layer, backend="aot_eager")  # type: ignore[assignment]
+    x = torch.ones(2, WIDTH)
+    expected = module(x)
+    for _ in range(2):  # compiled anew
+        forward = _compiled(module)
+        assert torch.equal(module(x), expected)
+        assert not forward.refused
+    assert torch.equal(copy.deepcopy(module)(x), expected)
 
 
 def test_what_can_not_be_compiled_runs_as_it_is_with_one_warning_that_says_why_and_where() -> None:

@@ -70,6 +70,7 @@ class CompiledForward:
         hands_on: whether what it returns goes to other stages only.
 
     Attributes:
+        own: the ``forward`` that was set on the module itself, in place of its class's; None: there is none.
         refused: why it runs uncompiled; empty where it does not.
         hooked: why it runs uncompiled in this step; likewise.
     """
@@ -84,7 +85,9 @@ class CompiledForward:
         hands_on: bool = False,
     ) -> None:
         self._module = module
-        self._is_graph = isinstance(module, (GraphModule, TwoModes))
+        before = vars(module).get("forward")
+        self.own: Callable[..., Any] | None = before.own if isinstance(before, CompiledForward) else before
+        self._is_graph = isinstance(module, (GraphModule, TwoModes)) and self.own is None
         self.options = options
         self.where = where
         self._shared = tuple(shared)
@@ -100,6 +103,7 @@ class CompiledForward:
     def __getstate__(self) -> dict[str, Any]:
         return {
             "_module": self._module,
+            "own": self.own,
             "_is_graph": self._is_graph,
             "options": self.options,
             "where": self.where,
@@ -179,7 +183,7 @@ class CompiledForward:
         module = self._module
         check_wrappers(module)
         graph = module.current if isinstance(module, TwoModes) else module
-        if not isinstance(graph, LazyGraphModule):
+        if self.own is not None or not isinstance(graph, LazyGraphModule):
             return _Entry(self._compiled(self._as_it_is), (), 0)
         check_recurrent(graph)
         function = stateless(graph, module, self._shared)
@@ -201,6 +205,8 @@ class CompiledForward:
 
     @property
     def _as_it_is(self) -> Callable[..., Any]:
+        if self.own is not None:
+            return self.own
         forward: Callable[..., Any] = type(self._module).forward.__get__(self._module)
         return forward
 
