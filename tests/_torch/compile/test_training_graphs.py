@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
+from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 from torch._inductor.utils import fresh_cache
 
@@ -91,3 +92,27 @@ def test_a_piece_that_another_process_has_compiled_is_in_inductors_cache_on_disk
             torch.compile(function, backend=backend)(x).sum().backward()
     assert counters["inductor"]["fxgraph_cache_miss"] == 2  # forward and backward, once each
     assert counters["inductor"]["fxgraph_cache_hit"] == 2
+
+
+def test_what_eager_mode_has_drawn_is_not_drawn_again_in_the_backward_pass() -> None:
+    """Torch, told to save less than it would (`activation_memory_budget`), draws it anew: wrong gradients."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x.sin(), 0.5).exp()
+
+    def gradient(call: Any) -> torch.Tensor:
+        torch.manual_seed(0)
+        x = torch.ones(16, requires_grad=True)
+        call(x).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    def compile_graph(graph: AotGraph, compiler: GraphCompiler) -> Any:
+        return compiler(graph)
+
+    backend = partial(compile_training, compile_graph=compile_graph, settings={"fallback_random": True})
+    expected = gradient(function)
+    with functorch_config.patch(activation_memory_budget=0.0):
+        torchs = gradient(torch.compile(function, options={"fallback_random": True}))
+        torch.testing.assert_close(gradient(torch.compile(function, backend=backend)), expected)
+    assert not torch.allclose(torchs, expected)

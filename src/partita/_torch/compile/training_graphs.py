@@ -85,7 +85,11 @@ def compile_training(
             from torch._inductor.compile_fx import compile_fx
 
             inside = _inside_inductor(compile_graph, settings, static_positions)
-            return compile_fx(gm, inputs, inner_compile=inside, config_patches=dict(settings))  # type: ignore[return-value]
+            # With a smaller budget torch draws eager's random numbers again in the backward pass, and gets
+            # others (2.13). Inductor's own come from saved seeds.
+            draws_again = settings.get("fallback_random", inductor_config.fallback_random)
+            with functorch_config.patch(activation_memory_budget=1.0) if draws_again else nullcontext():
+                return compile_fx(gm, inputs, inner_compile=inside, config_patches=dict(settings))  # type: ignore[return-value]
         compiler = inner
         return compile_ahead(
             gm,
