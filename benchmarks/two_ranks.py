@@ -18,6 +18,7 @@ from partita.pipelining.frontends.graph.units.costs import cost_model
 from partita.pipelining.frontends.graph.units.unit_runs import GraphLoss
 from partita.planning import CostModel, Plan, StageCost
 from partita.planning.costs.recompute import recomputed_cost
+from partita.planning.costs.tied_gradients import tied_messages
 from partita.runtime import ProcessGroupComm
 
 __all__ = [
@@ -121,14 +122,18 @@ def average(one: CostModel, other: CostModel) -> CostModel:
 
 def stage_costs(costs: CostModel, plan: Plan) -> list[StageCost]:
     """What the stages of a plan cost."""
-    shared = costs.shared_on_rank([0, *(stage.last_unit + 1 for stage in plan.stages)], plan.placement)
+    cuts = [0, *(stage.last_unit + 1 for stage in plan.stages)]
+    shared, tied = costs.shared_on_rank(cuts, plan.placement), tied_messages(costs, cuts)
     return [
-        recomputed_cost(
-            costs,
-            stage.first_unit,
-            stage.last_unit,
-            parameter_copies=0.0,
-            shared=shared[stage.index],
+        replace(
+            recomputed_cost(
+                costs,
+                stage.first_unit,
+                stage.last_unit,
+                parameter_copies=0.0,
+                shared=shared[stage.index],
+            ),
+            tied_gradients=tied[stage.index],
         )
         for stage in plan.stages
     ]

@@ -45,7 +45,14 @@ class SlowSimulator:
         edges: Sequence[tuple[int, int]],
     ) -> None:
         self.schedule, self.costs, self.cluster = schedule, costs, cluster
-        self.edges = sorted(edges)  # of the messages of one pass, that to the lowest stage goes first
+        self.edges = sorted(edges)  # of the messages of one pass, that to the nearest stage goes first
+        self.tied = {
+            (to, sender): size
+            for sender, cost in enumerate(costs)
+            for to, size in cost.tied_gradients
+            if not schedule.is_lowered or (to, sender) in self.edges
+        }
+        self.back = sorted({*self.edges, *self.tied}, reverse=True)
         self.ranks = [
             Rank(list(schedule.actions(rank)), cluster.speed(rank)) for rank in range(schedule.ranks)
         ]
@@ -87,7 +94,7 @@ class SlowSimulator:
             self.done[what, part.stage, part.microbatch] = end
             if self.schedule.is_lowered or part.kind is W:
                 continue
-            for producer, consumer in self.edges:
+            for producer, consumer in self.edges if part.kind is F else self.back:
                 if part.kind is F and producer == part.stage:
                     self.send(ActionKind.SEND_F, part.stage, consumer, part.microbatch)
                 elif part.kind in BACK and consumer == part.stage:
@@ -98,7 +105,11 @@ class SlowSimulator:
         if here == there:
             return
         cost, other = self.costs[sender], self.costs[receiver]
-        size = cost.send_bytes if kind is ActionKind.SEND_F else cost.gradient_bytes(other)
+        if kind is ActionKind.SEND_F:
+            size = cost.send_bytes
+        else:
+            crosses = (receiver, sender) in self.edges
+            size = self.tied.get((receiver, sender), 0) + (cost.gradient_bytes(other) if crosses else 0)
         links = self.cluster.links(here, there)
         seconds = self.cluster.transfer_s(size, here, there)
         message = Message(kind, sender, receiver, microbatch, links, seconds)
@@ -164,7 +175,7 @@ class SlowSimulator:
                 return False
             if part.kind in BACK and ("F", stage, microbatch) not in self.done:
                 return False
-            for producer, consumer in self.edges:
+            for producer, consumer in self.edges if part.kind is F else self.back:
                 if part.kind is F and consumer == stage and not self.has("F", producer, stage, part, now):
                     return False
                 if part.kind in BACK and producer == stage and not self.has("G", consumer, stage, part, now):

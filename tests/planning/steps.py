@@ -45,6 +45,9 @@ def steps(draw: st.DrawFn, least: int = 0) -> Step:
     if draw(st.booleans()):
         schedule = lower(schedule, edges)
     costs = tuple(draw(_costs(least)) for _ in range(schedule.stages))
+    if schedule.stages > 1 and draw(st.booleans()):
+        sent = tuple((stage, draw(sizes)) for stage in {0, draw(st.integers(0, schedule.stages - 2))})
+        costs = (*costs[:-1], replace(costs[-1], tied_gradients=sent))
     return Step(schedule, costs, draw(clusters(schedule.ranks)), tuple(edges))
 
 

@@ -10,11 +10,14 @@ the first compute their share in I, with the gradients of their inputs, and not 
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from partita.planning.costs.cost_model import CostModel
 
-__all__ = ["TiedGradients", "tied_gradients"]
+__all__ = ["TiedGradients", "tied_gradients", "tied_messages"]
 
 
 @dataclass(frozen=True)
@@ -58,3 +61,24 @@ def tied_gradients(costs: CostModel, first: int, last: int) -> TiedGradients:
             received += tied.gradient_bytes
             owned += 0 if is_sent else tied.gradient_bytes
     return TiedGradients(sent, received, owned, {unit: part for unit, part in early.items() if part})
+
+
+def tied_messages(costs: CostModel, cuts: Sequence[int]) -> list[tuple[tuple[int, int], ...]]:
+    """For each stage, the earlier ones that it sends gradients of tied parameters to, each with their bytes.
+
+    Args:
+        costs: of the units.
+        cuts: the first unit of each stage, and how many units there are.
+
+    >>> from partita.planning import TiedUnits, Unit
+    >>> units = tuple(Unit(name, 1.0, 2.0, parameter_bytes=8) for name in "abc")
+    >>> costs = CostModel(units, (4, 4), tied=(TiedUnits((0, 2), 8, gradient_bytes=8),))
+    >>> tied_messages(costs, (0, 1, 2, 3))
+    [(), (), ((0, 8),)]
+    """
+    sizes: list[dict[int, int]] = [{} for _ in cuts[1:]]
+    for tied in costs.tied:
+        holders = dict.fromkeys(bisect_right(cuts, unit) - 1 for unit in tied.units)
+        for to, sender in pairwise(holders) if tied.gradient_bytes else ():
+            sizes[sender][to] = sizes[sender].get(to, 0) + tied.gradient_bytes
+    return [tuple(sorted(of_stage.items())) for of_stage in sizes]

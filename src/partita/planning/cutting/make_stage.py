@@ -20,6 +20,7 @@ def make_stage(
     time_s: float = 0.0,
     peak_bytes: int = 0,
     shared: SharedOnRank = NOTHING_SHARED,
+    tied: tuple[tuple[int, int], ...] = (),
 ) -> StagePlan:
     """Stage number `index`, of the units from `first_unit` to `last_unit`, of which `regions` are recomputed.
 
@@ -27,6 +28,7 @@ def make_stage(
         time_s: see `StagePlan`.
         peak_bytes: see `StagePlan`.
         shared: as in `recomputed_cost`.
+        tied: see `StagePlan.tied_gradients`.
     """
     units = costs.units[first_unit : last_unit + 1]
     cost = recomputed_cost(costs, first_unit, last_unit, shared=shared)
@@ -54,6 +56,7 @@ def make_stage(
         arriving_bytes=cost.arriving_bytes,
         arriving_gradient_bytes=cost.arriving_gradient_bytes,
         returned_gradient_bytes=cost.returned_gradient_bytes,
+        tied_gradients=tied,
         recompute=regions,
         recomputed=recomputed,
         time_s=time_s,

@@ -101,9 +101,17 @@ def step_compiler(
     return _Compiler(schedule, table, schedule.is_lowered if lowered is None else lowered, blocking).step
 
 
-def pass_keys(schedule: Schedule, table: EdgeTable) -> Callable[[ActionKind, int], PassKeys]:
-    """The keys of a kind of pass and a stage, where no receive waits for its message."""
-    return _Compiler(schedule, table, schedule.is_lowered, blocking=False).keys
+def pass_keys(
+    schedule: Schedule, table: EdgeTable, gradients: EdgeTable | None = None
+) -> Callable[[ActionKind, int], PassKeys]:
+    """The keys of a kind of pass and a stage, where no receive waits for its message.
+
+    Args:
+        schedule: its actions must be on their own ranks.
+        table: which stage feeds which.
+        gradients: along which edges gradients go back, where that is not the same.
+    """
+    return _Compiler(schedule, table, schedule.is_lowered, blocking=False, gradients=gradients).keys
 
 
 def run(
@@ -142,7 +150,15 @@ def run(
 class _Compiler:
     """Knows for each stage what its passes take and send; a step adds the microbatch."""
 
-    def __init__(self, schedule: Schedule, table: EdgeTable, lowered: bool, blocking: bool) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        table: EdgeTable,
+        lowered: bool,
+        blocking: bool,
+        gradients: EdgeTable | None = None,
+    ) -> None:
+        back = table if gradients is None else gradients
         self._rank = schedule.stage_ranks
         self._lowered = lowered
         self._blocking = blocking
@@ -150,10 +166,11 @@ class _Compiler:
         stages = range(schedule.stages)
         self._forward_needs = [self._inputs("F", stage, table.producers[stage]) for stage in stages]
         self._backward_needs = [
-            (("F", stage, stage), *self._inputs("G", stage, table.consumers[stage])) for stage in stages
+            (("F", stage, stage), *self._inputs("G", stage, back.consumers[stage])) for stage in stages
         ]
         self._forward_sends = [self._outputs("F>", stage, table.consumers[stage]) for stage in stages]
-        self._backward_sends = [self._outputs("G>", stage, table.producers[stage]) for stage in stages]
+        # The nearest stage needs its gradient first.
+        self._backward_sends = [self._outputs("G>", stage, back.producers[stage][::-1]) for stage in stages]
 
     def step(self, action: Action) -> PlannedStep:
         if action.is_communication:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from partita.planning.costs.tied_gradients import tied_messages
 from partita.planning.cutting.make_stage import make_stage
 from partita.planning.generators.plan_schedule import schedule_of
 from partita.planning.generators.registry import get_schedule, schedule_names
@@ -43,8 +44,8 @@ class Candidate:
 def candidate_of(case: Case, trial: Trial) -> Candidate:
     """The plan of a trial, simulated.
 
-    Where ranks share links or passes run together, only the simulator knows the times; else the clock of the
-    search has the same ones.
+    Where ranks share links, passes run together or gradients of tied parameters travel, only the simulator
+    knows the times; else the clock of the search has the same ones.
     """
     plan = _plan(case, trial)
     if _needs_simulation(case, trial):
@@ -80,14 +81,15 @@ def _needs_simulation(case: Case, trial: Trial) -> bool:
     ranks = trial.layout.stage_ranks
     pairs = {pair for one, other in pairwise(ranks) if one != other for pair in ((one, other), (other, one))}
     links = [link for pair in pairs for link in case.cluster.links(*pair)]
-    return trial.name == "DualPipeV" or len(set(links)) < len(links)
+    is_tied = any(tied_messages(case.costs, trial.cuts))
+    return is_tied or trial.name == "DualPipeV" or len(set(links)) < len(links)
 
 
 def _plan(case: Case, trial: Trial) -> Plan:
     placement = trial.layout.stage_ranks
     costs = case.stages(trial.layout, trial.cuts, trial.regions)
     in_flight = _in_flight(trial)
-    shared = case.shared(trial.layout, trial.cuts)
+    shared, tied = case.shared(trial.layout, trial.cuts), tied_messages(case.costs, trial.cuts)
     stages = tuple(
         make_stage(
             case.costs,
@@ -99,6 +101,7 @@ def _plan(case: Case, trial: Trial) -> Plan:
             / case.cluster.speed(placement[index]),
             peak_bytes=costs[index].static_bytes + in_flight[index] * costs[index].activation_bytes,
             shared=shared[index],
+            tied=tied[index],
         )
         for index, (start, end) in enumerate(pairwise(trial.cuts))
     )

@@ -8,6 +8,7 @@ from itertools import pairwise
 from partita.errors import InfeasiblePlan
 from partita.planning._check import require_amount, require_copies, require_count, require_part
 from partita.planning.costs.cost_model import CostModel
+from partita.planning.costs.tied_gradients import tied_messages
 from partita.planning.cutting._cuts import CutProblem, Cuts, find_cuts
 from partita.planning.cutting._rank_memory import find_cuts_within
 from partita.planning.cutting.cut_problem import PER_SECOND, make_cut_problem
@@ -126,7 +127,7 @@ def plan_stages(
     if cuts is None:
         raise AssertionError("unreachable: without a limit every number of stages up to the most can be had")
     # 4. Say what each stage takes.
-    shared = costs.shared_on_rank(cuts, placement)
+    shared, tied = costs.shared_on_rank(cuts, placement), tied_messages(costs, cuts)
     chosen = tuple(
         make_stage(
             costs,
@@ -136,6 +137,7 @@ def plan_stages(
             time_s=problem.time(start, end) / PER_SECOND / (1.0 if cluster is None else cluster.speed(rank)),
             peak_bytes=problem.bytes_held(index, start, end),
             shared=shared[index],
+            tied=tied[index],
         )
         for index, ((start, end), rank) in enumerate(zip(pairwise(cuts), placement, strict=True))
     )

@@ -6,7 +6,7 @@ same tuple with another microbatch, and what is there already is a list of times
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from partita.planning.costs.stage_cost import StageCost
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.schedules._program import PassKeys, message_of, pass_keys
 from partita.planning.schedules.actions import PASS_KINDS, Action, ActionKind
-from partita.planning.schedules.edges import edge_table
+from partita.planning.schedules.edges import EdgeTable, edge_table
 from partita.planning.schedules.schedule import Schedule
 
 __all__ = ["COLLECTIVE", "COMPUTE", "SEND", "StepProgram", "TimedAction", "TimedEdge", "step_program"]
@@ -111,11 +111,12 @@ class _Writer:
         self._costs = costs
         self._cluster = cluster
         table = edge_table(schedule.stages, edges)
-        self._keys = pass_keys(schedule, table)
+        forward = _pairs(table)
+        tied = self._tied_bytes(forward)
+        gradients = edge_table(schedule.stages, {*forward, *tied})
+        self._keys = pass_keys(schedule, table, gradients)
         self._values = 2 * schedule.stages * schedule.microbatches
-        self._edges = self._number_edges(
-            [(before, after) for before, all_after in enumerate(table.consumers) for after in all_after]
-        )
+        self._edges = self._number_edges(forward, _pairs(gradients), tied)
         self._handled_s = {what: [0.0] * schedule.stages for what in ("F>", "G>")}
         for _, edge in self._edges.values():
             for stage in (edge.sender, edge.receiver):
@@ -247,30 +248,57 @@ class _Writer:
             return self._edges[key][1].first
         return (stage + (self._schedule.stages if what == "G" else 0)) * self._schedule.microbatches
 
+    def _tied_bytes(self, forward: Sequence[tuple[int, int]]) -> dict[tuple[int, int], int]:
+        """The bytes of tied parameters' gradients by edge, the stage that sends them last. In a schedule with
+        sends written out, what has none does not travel.
+        """
+        every = not self._schedule.is_lowered
+        return {
+            (to, sender): size
+            for sender, cost in enumerate(self._costs)
+            for to, size in cost.tied_gradients
+            if every or (to, sender) in forward
+        }
+
     def _number_edges(
-        self, pairs: Sequence[tuple[int, int]]
+        self,
+        forward: Sequence[tuple[int, int]],
+        back: Sequence[tuple[int, int]],
+        tied: Mapping[tuple[int, int], int],
     ) -> dict[tuple[str, int, int], tuple[int, TimedEdge]]:
-        """Every message's kind with its number, its edge and the links that it competes for."""
-        ranks, keys = self._schedule.stage_ranks, []
-        for before, after in pairs:
+        """Every message's kind with its number, its edge and the links that it competes for.
+
+        Args:
+            forward: pairs (producer stage, consumer stage) that values go along.
+            back: those that gradients go back along.
+            tied: of these gradients, the bytes of tied parameters'.
+        """
+        ranks, keys, carries = self._schedule.stage_ranks, [], set(forward)
+        for before, after in back:
             if ranks[before] != ranks[after]:
-                keys += [("F>", before, after), ("G>", after, before)]
+                keys += [("F>", before, after)] if (before, after) in carries else []
+                keys.append(("G>", after, before))
         names = _needed_links([self._cluster.links(ranks[sender], ranks[to]) for _, sender, to in keys])
         links = {name: number for number, name in enumerate(dict.fromkeys(n for one in names for n in one))}
         edges = {}
         for number, (key, own) in enumerate(zip(keys, names, strict=True)):
             what, sender, receiver = key
-            size = (
-                self._costs[sender].send_bytes
-                if what == "F>"
-                else self._costs[sender].gradient_bytes(self._costs[receiver])
-            )
+            if what == "F>":
+                size = self._costs[sender].send_bytes
+            else:
+                size = tied.get((receiver, sender), 0)
+                if (receiver, sender) in carries:
+                    size += self._costs[sender].gradient_bytes(self._costs[receiver])
             ends = (ranks[sender], ranks[receiver])
             seconds, handling_s = self._cluster.transfer_s(size, *ends), self._cluster.handling_s(size, *ends)
             edge = TimedEdge(*key, self._values, seconds, tuple(links[name] for name in own), handling_s)
             edges[key] = number, edge
             self._values += self._schedule.microbatches
         return edges
+
+
+def _pairs(table: EdgeTable) -> list[tuple[int, int]]:
+    return [(before, after) for before, all_after in enumerate(table.consumers) for after in all_after]
 
 
 def _needed_links(names: Sequence[tuple[Hashable, ...]]) -> list[tuple[Hashable, ...]]:

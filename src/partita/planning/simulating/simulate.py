@@ -153,6 +153,10 @@ def simulate(
     and so does a port that ranks share: the message that is ready first goes first, and of two that are ready
     at the same time that of the lower rank. `Cluster` says who shares what.
 
+    Gradients of tied parameters (`StageCost.tied_gradients`) are messages too, along edges of their own
+    where the two stages have none: the pass that takes the sum waits for them. Of the messages of one pass
+    that to the nearest stage goes first.
+
     UNSHARD and REDUCE_GRAD run beside the passes, one at a time on each rank, in order; a stage's first pass
     after an UNSHARD waits for it, and the step ends when the last REDUCE_GRAD has. RESHARD takes no time. The
     result depends on the arguments alone.
@@ -247,7 +251,7 @@ def stage_costs(plan: Plan) -> tuple[StageCost, ...]:
 def _stage_cost(plan: Plan, stage: StagePlan) -> StageCost:
     static_bytes = round(plan.parameter_copies * stage.parameter_bytes)
     if stage.recomputed is not None:
-        return replace(stage.recomputed, static_bytes=static_bytes)
+        return replace(stage.recomputed, static_bytes=static_bytes, tied_gradients=stage.tied_gradients)
     if stage.recompute:
         raise PlanError(
             f"stage {stage.index} recomputes units, and its `recomputed` is empty: set it to what "
@@ -269,5 +273,6 @@ def _stage_cost(plan: Plan, stage: StagePlan) -> StageCost:
         arriving_bytes=stage.arriving_bytes,
         arriving_gradient_bytes=stage.arriving_gradient_bytes,
         returned_gradient_bytes=stage.returned_gradient_bytes,
+        tied_gradients=stage.tied_gradients,
         static_bytes=static_bytes,
     )
