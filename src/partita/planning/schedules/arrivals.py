@@ -25,9 +25,9 @@ from partita.planning.schedules.actions import Action
 from partita.planning.schedules.edges import edge_table
 from partita.planning.schedules.schedule import Schedule
 
-__all__ = ["SendEnds", "send_ends"]
+__all__ = ["MOST_UNANSWERED", "SendEnds", "send_ends"]
 
-_MOST_UNANSWERED = 16
+MOST_UNANSWERED = 16
 """How many unanswered messages a rank holds on to."""
 
 
@@ -47,7 +47,7 @@ def send_ends(
     schedule: Schedule,
     edges: Iterable[tuple[int, int]] | None = None,
     *,
-    most_unanswered: int = _MOST_UNANSWERED,
+    most_unanswered: int = MOST_UNANSWERED,
     links: Collection[tuple[int, int]] | None = None,
 ) -> tuple[SendEnds, ...]:
     """The `SendEnds` of each rank. Sends that are left out are waited for at the end of the step.

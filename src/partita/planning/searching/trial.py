@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 
@@ -11,12 +11,21 @@ from partita.planning.costs.cost_model import CostModel
 from partita.planning.costs.recompute import Regions, recompute_options, recomputed_cost
 from partita.planning.costs.spanning import NOTHING_SHARED, SharedOnRank
 from partita.planning.costs.stage_cost import StageCost
+from partita.planning.costs.tied_gradients import tied_messages
 from partita.planning.cutting._cuts import Cuts
 from partita.planning.generators.making.problem import Problem, scheduling_problem
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.searching.layouts import Layout
-from partita.planning.searching.orders.clock import Pass, Rows, most_held, overflow, run_rows
+from partita.planning.searching.orders.clock import (
+    Pass,
+    Rows,
+    make_schedule,
+    most_held,
+    overflow,
+    run_rows,
+)
 from partita.planning.searching.orders.row_memory import State, peak_of, row_states
+from partita.planning.simulating.memory import peak_bytes
 
 __all__ = ["Case", "Trial"]
 
@@ -74,6 +83,7 @@ class Case:
         self._options: dict[tuple[int, int], list[Regions]] = {}
         self._states: dict[int, tuple[Sequence[Pass], list[State]]] = {}
         self._limits = [cluster.memory(rank) for rank in range(cluster.ranks)]
+        self._sends_tied = any(tied.gradient_bytes for tied in costs.tied)
 
     def changed(
         self,
@@ -168,7 +178,7 @@ class Case:
         """For each rank, by how many bytes it exceeds its memory."""
         if not self.is_limited:
             return [0.0] * len(rows)
-        if not self._knows(rows):
+        if not self._sends_tied and not self._knows(rows):
             return overflow(problem, rows)
         peaks = zip(self._limits, self.peaks(layout, cuts, regions, rows), strict=False)
         return [-inf if limit is None else peak - limit for limit, peak in peaks]
@@ -199,6 +209,7 @@ class Case:
         What one stage frees beyond that stays free for other orders, unless it is to be done `tightly`.
         """
         chosen, shared = list(regions), self.shared(layout, cuts)
+        peaks = self.peaks(layout, cuts, regions, rows) if self._sends_tied else ()
         for rank in (rank for rank, excess in enumerate(over) if excess > 0):
             limit, states = self.cluster.memory(rank), self._states_of(rows[rank])
             if limit is None:
@@ -207,6 +218,8 @@ class Case:
             costs = {
                 stage: self.stage(cuts[stage], cuts[stage + 1], chosen[stage], shared[stage]) for stage in own
             }
+            if peaks:  # what a row does not know of
+                limit -= peaks[rank] - peak_of(states, costs)
             for stage in own:
                 if not self._choose(chosen, costs, shared[stage], stage, cuts, states, limit):
                     break
@@ -252,6 +265,11 @@ class Case:
         """For each rank, the most bytes that it holds."""
         costs = [dict[int, StageCost]() for _ in rows]
         of_stages = self.stages(layout, cuts, regions)
+        if self._sends_tied:
+            tied = tied_messages(self.costs, cuts)
+            sending = [replace(cost, tied_gradients=to) for cost, to in zip(of_stages, tied, strict=True)]
+            schedule = make_schedule("", layout.stage_ranks, self.microbatches, rows)
+            return peak_bytes(schedule, sending)
         for stage, rank in enumerate(layout.stage_ranks):
             costs[rank][stage] = of_stages[stage]
         with_messages = any(it.arriving_bytes or it.arriving_gradient_bytes for it in of_stages)

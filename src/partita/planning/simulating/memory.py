@@ -10,6 +10,7 @@ from partita.planning.schedules.actions import PASS_KINDS, Action, ActionKind
 from partita.planning.schedules.schedule import Schedule
 from partita.planning.simulating.messages import beside_passes
 from partita.planning.simulating.span import Span
+from partita.planning.simulating.tied_on_their_way import tied_beside_passes, untied_gradients
 
 __all__ = ["MemoryStep", "memory_over_time", "peak_bytes"]
 
@@ -32,7 +33,7 @@ def peak_bytes(schedule: Schedule, costs: Sequence[StageCost]) -> tuple[int, ...
         kind: [(cost.bytes_during(kind), cost.bytes_after(kind)) for cost in costs] for kind in PASS_KINDS
     }
     passes = list(schedule.passes())
-    for (rank, part), messages in zip(passes, _messages(passes, costs), strict=True):
+    for (rank, part), messages in zip(passes, _messages(passes, costs, schedule.stage_ranks), strict=True):
         during, after = uses[part.kind][part.stage]
         now = current[rank] + messages
         if now + during > most[rank]:
@@ -61,7 +62,7 @@ def memory_over_time(
     steps = [[MemoryStep(0.0, size)] for size in current]
     trains = any(part.kind is not ActionKind.F for span in spans for part in span.action.passes)
     passes = [(span.rank, part) for span in spans for part in span.action.passes]
-    messages = iter(_messages(passes, costs))
+    messages = iter(_messages(passes, costs, stage_ranks))
     for span in spans:
         most, after = _over(span.action, current[span.rank], costs, messages, trains)
         current[span.rank] = after
@@ -70,22 +71,31 @@ def memory_over_time(
     return tuple(map(tuple, steps))
 
 
-def _messages(passes: Sequence[tuple[int, Action]], costs: Sequence[StageCost]) -> list[int]:
+def _messages(
+    passes: Sequence[tuple[int, Action]], costs: Sequence[StageCost], stage_ranks: Sequence[int]
+) -> list[int]:
     """What lies on its rank for messages beside each pass; those of a rank are in its order."""
-    if not any(it.arriving_bytes or it.arriving_gradient_bytes for it in costs):
+    is_tied = any(it.tied_gradients for it in costs)
+    if not is_tied and not any(it.arriving_bytes or it.arriving_gradient_bytes for it in costs):
         return [0] * len(passes)
-    of_rank: dict[int, list[int]] = {}
+    of_rank: dict[int, list[int]] = {rank: [] for rank in range(max(stage_ranks) + 1)}
     for number, (rank, _) in enumerate(passes):
-        of_rank.setdefault(rank, []).append(number)
+        of_rank[rank].append(number)
+    rows = [[passes[number][1] for number in numbers] for numbers in of_rank.values()]
+    trains = any(part.kind in _BACKWARD for _, part in passes)
+    tied = tied_beside_passes(rows, costs, stage_ranks) if is_tied and trains else None
+    arrive, returned = untied_gradients(costs, stage_ranks)
     sizes = [0] * len(passes)
-    for numbers in of_rank.values():
-        parts = [passes[number][1] for number in numbers]
-        arriving = [costs[part.stage].arriving(part.kind) for part in parts]
-        returned = [
-            costs[part.stage].returned_gradient_bytes if part.kind in _BACKWARD else 0 for part in parts
-        ]
-        for number, size in zip(numbers, beside_passes(arriving, returned), strict=True):
-            sizes[number] = size
+    for rank, (numbers, parts) in enumerate(zip(of_rank.values(), rows, strict=True)):
+        beside = beside_passes(
+            [
+                arrive[part.stage] if part.kind in _BACKWARD else costs[part.stage].arriving(part.kind)
+                for part in parts
+            ],
+            [returned[part.stage] if part.kind in _BACKWARD else 0 for part in parts],
+        )
+        for place, (number, size) in enumerate(zip(numbers, beside, strict=True)):
+            sizes[number] = size + (0 if tied is None else tied[rank][place])
     return sizes
 
 
