@@ -102,6 +102,12 @@ def test_a_schedule_without_backward_passes_has_none() -> None:
     assert simulate(schedule, tied_to_first(2)).peak_bytes == (0, 0)
 
 
+def test_what_is_never_taken_stays_to_the_end() -> None:
+    schedule = Schedule.from_csv("0F0,0F1\n1F0,1B0,1F1,1B1\n")
+    assert beside(schedule, tied_to_first(2)) == [[0, 0], [0, 0, 1, 1]]
+    assert simulate(schedule, tied_to_first(2)).peak_bytes == (0, 1)
+
+
 def test_peaks_and_memory_over_time_have_them() -> None:
     schedule = get_schedule("1F1B")(4, 12)
     sender = StageCost(1.0, 2.0, returned_gradient_bytes=10, tied_gradients=((0, 10),))

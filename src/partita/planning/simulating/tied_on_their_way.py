@@ -85,7 +85,7 @@ class _Ways:
         """Where each microbatch's gradient waits: a rank, the first pass and the one after the last."""
         here, there = self._ranks[sender], self._ranks[to]
         places = [
-            (place, self._places[True, to, action.microbatch])
+            (place, self._place(there, True, to, action.microbatch))
             for place, action in enumerate(self._rows[here])
             if action.kind in _BACKWARD and action.stage == sender
         ]
@@ -96,8 +96,13 @@ class _Ways:
         waits = []
         for place, taken in places:
             waits.append((here, place + 1, _freed(place, taken, heard, sending)))
-            waits.append((there, max(takers[place] - RECEIVED_AHEAD, 0), taken))
+            if takers[place] < len(self._rows[there]):
+                waits.append((there, max(takers[place] - RECEIVED_AHEAD, 0), taken))
         return waits
+
+    def _place(self, rank: int, back: bool, stage: int, microbatch: int | None) -> int:
+        """Of a pass in its rank's row; behind the row where there is none."""
+        return self._places.get((back, stage, microbatch), len(self._rows[rank]))
 
     def _messages(self, action: Action) -> int:
         """How many messages a pass sends."""
@@ -120,11 +125,11 @@ class _Ways:
         for action in reversed(self._rows[here]):
             stage, number, back = action.stage, action.microbatch, action.kind in _BACKWARD
             if back and stage == sender:
-                first = min(first, self._places[True, to, number])
+                first = min(first, self._place(there, True, to, number))
             takers.append(first)
             after = stage - 1 if back else stage + 1
             if action.kind is not ActionKind.W and self._rank_of(after) == there:
-                first = min(first, self._places[back, after, number])
+                first = min(first, self._place(there, back, after, number))
         return takers[::-1]
 
     def _heard(self, here: int, there: int) -> list[int]:
@@ -137,7 +142,9 @@ class _Ways:
             else:
                 origins = [(True, stage) for stage in stages if stage > action.stage][:1]
             if action.kind is not ActionKind.W:
-                latest = max([latest, *(self._places[*origin, action.microbatch] for origin in origins)])
+                latest = max(
+                    [latest, *(self._places.get((*origin, action.microbatch), -1) for origin in origins)]
+                )
             heard.append(latest)
         return heard
 
