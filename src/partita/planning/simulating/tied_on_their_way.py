@@ -38,10 +38,9 @@ def tied_beside_passes(
         stage_ranks: the rank of each stage.
 
     >>> from partita.planning import get_schedule
-    >>> rows = [list(row) for row in get_schedule("1F1B")(2, 3).compute_only().rows]
-    >>> rows = [[action for action in row if action is not None] for row in rows]
+    >>> rows = [list(filter(None, row)) for row in get_schedule("1F1B")(2, 3).rows]
     >>> tied_beside_passes(rows, [StageCost(1, 2), StageCost(1, 2, tied_gradients=((0, 8),))], (0, 1))
-    [[8, 8, 8, 8, 8, 0], [0, 0, 8, 8, 8, 8]]
+    [[8, 8, 8, 16, 8, 0], [0, 0, 8, 8, 16, 16]]
     """
     ways = _Ways(rows, costs, stage_ranks)
     beside = [[0] * (len(row) + 1) for row in rows]
