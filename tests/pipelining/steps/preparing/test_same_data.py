@@ -46,7 +46,7 @@ def _caught(body: Callable[[Comm], None]) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         InProcessWorld(2).run(body)
-    return [str(one.message) for one in caught if "another batch" in str(one.message)]
+    return [str(one.message) for one in caught if "in the first step" in str(one.message)]
 
 
 def _loader(seed: int) -> DataLoader[Any]:
@@ -77,6 +77,15 @@ def test_what_is_no_batch_is_not_compared(elsewhere: dict[str, Tensor]) -> None:
     assert _warnings(lambda rank: elsewhere if rank else {"x": X, "mask": torch.ones(8, 1)}, steps=1) == []
 
 
+def test_a_keyword_argument_that_the_first_stage_is_not_given_is_warned_of() -> None:
+    """Without a word it changed nothing: a mask, or a weight for loss_fn, on the last rank."""
+    batch, weight = {"x": X, "mask": torch.ones(8, 1)}, torch.full((8, 1), 2.0)
+    (text,) = _warnings(lambda rank: (batch, batch | {"weight": weight})[rank])
+    assert text.startswith("rank 1 was given 'weight' in the first step, and rank 0 was not")
+    assert "loss_kwargs" in text
+    assert _warnings(lambda rank: (batch, batch | {"weight": None})[rank]) == []
+
+
 def test_keyword_arguments_of_own_modules_may_differ() -> None:
     """Each stage has its own."""
 
@@ -93,25 +102,26 @@ def test_keyword_arguments_of_own_modules_may_differ() -> None:
     assert _caught(body) == []
 
 
-def test_only_the_first_step_has_one_message_more() -> None:
+def test_nothing_is_gathered_beside_the_first_steps() -> None:
+    """What ranks were given is compared in the first, and norms of gradients in the seven after it."""
+
     def body(comm: Comm) -> list[int]:
         pipe = pipeline(Named(), (X[:2], torch.ones(2, 1)), stages=2)
         schedule = Schedule1F1B(pipe.build_stage(comm.rank, comm=comm), 4, functional.mse_loss)
-        sent: list[int] = []
-        send = comm.send
+        gathered: list[int] = []
+        gather = comm.all_gather_object
 
-        def counted(*args: Any, **options: Any) -> Any:
-            sent[-1] += 1
-            return send(*args, **options)
+        def counted(obj: Any) -> list[Any]:
+            gathered[-1] += 1
+            return gather(obj)
 
-        comm.send = counted  # type: ignore[method-assign]
-        for _ in range(3):
-            sent.append(0)
+        comm.all_gather_object = counted  # type: ignore[method-assign]
+        for _ in range(10):
+            gathered.append(0)
             schedule.step(X, torch.ones(8, 1), target=X)
-        return sent
+        return gathered
 
-    (first, second, third), _ = InProcessWorld(2).run(body)
-    assert first == second + 1 == third + 1
+    assert InProcessWorld(2).run(body) == [[1] * 8 + [0] * 2] * 2
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Whether the ranks of the first and of the last stage were given the same batch, in the first step."""
+"""Whether ranks were given what the rank of the first stage was, in the first step."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from partita._torch.containers.pytree import flatten
+from partita.listing import listed
 from partita.pipelining.steps.preparing.arguments import StepArguments
 from partita.pipelining.steps.preparing.preparation import Accepted, PreparedStep, StepPreparation
-from partita.runtime import Comm, wait_all
+from partita.runtime import Comm
 from partita.runtime.same_settings import digest
 
 __all__ = ["SameData"]
 
-_TAG = 0
 _MOST_VALUES = 1 << 16
 """So many of each tensor are looked at: ranks that shuffle differently differ in the first sample."""
 
@@ -28,17 +28,19 @@ that shuffles needs one seed: DataLoader(..., shuffle=True, generator=torch.Gene
 (if the arguments on rank {last} are placeholders, leave them out there)"""
 
 
+_UNUSED = """\
+rank {rank} was given {names} in the first step, and rank {first} was not: keyword arguments of the model \
+count on the rank of its first stage alone, and change nothing elsewhere. Give them there, or to all ranks; \
+what is for loss_fn goes into loss_kwargs"""
+
+
 class SameData:
-    """A `StepPreparation` that also compares, in the first training step, what the two ranks were given: the
-    model's arguments count on the one and targets on the other, so ranks that shuffle with seeds of their own
-    would train on mixed pairs.
+    """A `StepPreparation` that also compares, in the first training step, what the ranks were given.
 
-    ::
-
-        first stage's rank   layout, values -->  last stage's rank: same layout, other values? warn
-
-    One message, once. Arguments that are missing, of another layout, or of one value all over, as
-    placeholders are, are not compared.
+    The model's arguments count on the first stage's rank and targets on the last one's, so ranks that shuffle
+    with seeds of their own would train on mixed pairs. Arguments that are missing, of another layout, or of
+    one value all over, as placeholders are, are not compared. A keyword argument that the first stage's rank
+    was not given has no effect.
 
     Args:
         preparation: what else prepares a step.
@@ -52,7 +54,7 @@ class SameData:
         self._comm = comm
         self._first, self._last = stage_ranks[0], stage_ranks[-1]
         self._named = named
-        self._is_over = self._first == self._last
+        self._is_over = comm.size == 1
         self._arguments: StepArguments | None = None
 
     def accept(self, arguments: StepArguments) -> Accepted:
@@ -69,30 +71,34 @@ class SameData:
         return self._preparation.prepare(accepted)
 
     def _compare(self, arguments: StepArguments) -> None:
-        comm = self._comm
-        if comm.rank == self._first:
-            wait_all([comm.send(self._fingerprint(arguments), self._last, _TAG)])
-        elif comm.rank == self._last:
-            theirs = torch.empty(2, dtype=torch.int64)
-            wait_all([comm.recv(theirs, self._first, _TAG)])
-            (layout, values), (own_layout, own_values) = (
-                theirs.tolist(),
-                self._fingerprint(arguments).tolist(),
-            )
-            if layout and layout == own_layout and values != own_values:
-                warnings.warn(_TEXT.format(first=self._first, last=self._last), UserWarning, stacklevel=9)
+        rank, first, last = self._comm.rank, self._first, self._last
+        compared = first != last and rank in (first, last)
+        batch = self._fingerprint(arguments) if compared else (0, 0)
+        everywhere = self._comm.all_gather_object((batch, self._names(arguments)))
+        (layout, values), names = everywhere[first]
+        if rank == last and layout and layout == batch[0] and values != batch[1]:
+            warnings.warn(_TEXT.format(first=first, last=last), UserWarning, stacklevel=9)
+        unused = [name for name in everywhere[rank][1] if name not in names]
+        if unused:
+            text = _UNUSED.format(rank=rank, names=listed(unused), first=first)
+            warnings.warn(text, UserWarning, stacklevel=9)
 
-    def _fingerprint(self, arguments: StepArguments) -> Tensor:
+    def _names(self, arguments: StepArguments) -> list[str]:
+        """Of the keyword arguments that count on the first stage's rank alone."""
+        named = [arguments.kwargs, *(arguments.kwarg_mbs or ())] if self._named else []
+        return sorted({name for keywords in named for name, value in keywords.items() if value is not None})
+
+    def _fingerprint(self, arguments: StepArguments) -> tuple[int, int]:
         """Two numbers: of dtypes and shapes, 0 where there is nothing to compare; and of the values."""
         positional = arguments.args, arguments.arg_mbs
         named = (dict(arguments.kwargs), arguments.kwarg_mbs) if self._named else ()
         tensors = [leaf for leaf in flatten((positional, named))[0] if _is_ordinary(leaf)]
         values = [_first_bytes(tensor) for tensor in tensors]
         if all(bool((rows == rows[:1]).all()) for rows in values):
-            return torch.zeros(2, dtype=torch.int64)
+            return 0, 0
         layout = "|".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in tensors)
         content = b"|".join(rows.numpy().tobytes() for rows in values)
-        return torch.tensor([digest(layout) or 1, digest(content)])
+        return digest(layout) or 1, digest(content)
 
 
 def _is_ordinary(leaf: Any) -> bool:
