@@ -123,6 +123,26 @@ def test_groups_with_schedules_of_their_own_may_come_in_any_order() -> None:
         InProcessWorld(2).run(body)
 
 
+def test_optimizers_with_schedules_of_their_own_may_be_stepped_in_any_order() -> None:
+    """Each rank followed the optimizer that it happened to step first, and was told that rates had parted."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(4, 4)
+    pipe = pipeline(model, (x[:2],), split_spec={"1": SplitPoint.BEGINNING})
+
+    def body(comm: Comm) -> None:
+        stage = pipe.build_stage(comm.rank, comm=comm)
+        schedule = Schedule1F1B(stage, 2, functional.mse_loss)
+        optimizers = [torch.optim.SGD([weight], lr=0.1) for weight in stage.module.parameters()]
+        for number in range(6):
+            schedule.step(x, target=torch.zeros(4, 4))
+            optimizers[0].param_groups[0]["lr"] = 0.1 if number < 3 else 0.01
+            for optimizer in optimizers[:: 1 - 2 * comm.rank]:
+                optimizer.step()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        InProcessWorld(2).run(body)
+
+
 def test_a_rate_that_is_elsewhere_is_not_waited_for() -> None:
     assert math.isnan(_rate(torch.tensor(0.1, device="meta")))
     assert _rate(torch.tensor(0.5)) == _rate(0.5) == 0.5

@@ -9,7 +9,7 @@ import struct
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from weakref import ReferenceType, ref
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -33,7 +33,7 @@ class _Training:
     Attributes:
         steps: after how many training steps an optimizer has stepped its weights; -1 where none is trained.
         rate: the learning rate over that of the first step; NaN where nobody knows, and where groups of
-            parameters have schedules of their own.
+            parameters, or optimizers, have schedules of their own.
     """
 
     steps: int = 0
@@ -63,9 +63,8 @@ class TrainedAlike:
         self._stages = list(stages)
         self._steps = 0
         self._is_stepped = False
-        self._rate = math.nan
-        self._optimizer: ReferenceType[Optimizer] | None = None
-        self._first_rates: list[float] = []
+        self._first_rates: WeakKeyDictionary[Optimizer, list[float]] = WeakKeyDictionary()
+        self._changes: list[float] = []
         self._before: dict[int, tuple[int, int]] = {}
         self._stepped_alike: dict[int, int] = {}
         self._rates_alike: dict[int, int] = {}
@@ -77,7 +76,9 @@ class TrainedAlike:
             return _Training(-1).numbers()
         self._steps += self._is_stepped
         self._is_stepped = False
-        return _Training(self._steps, self._rate).numbers()
+        changes = self._changes
+        is_one = all(math.isclose(change, changes[0], rel_tol=_CLOSE) for change in changes)
+        return _Training(self._steps, changes[0] if changes and is_one else math.nan).numbers()
 
     def compare(self, rank: int, peer: int, mine: Sequence[int], theirs: Sequence[int]) -> None:
         """Compare the numbers of ``rank``, which is this one, with those of another.
@@ -107,20 +108,15 @@ class TrainedAlike:
             warnings.warn(text, UserWarning, stacklevel=6)
 
     def _before_step(self, optimizer: Optimizer) -> None:
-        followed = None if self._optimizer is None else self._optimizer()
-        if self._is_stepped and followed is not optimizer:
+        if optimizer not in self._first_rates and not steps_any_of(optimizer, self._stages):
             return
-        if not steps_any_of(optimizer, self._stages):
-            return
-        self._is_stepped = True
+        if not self._is_stepped:
+            self._is_stepped, self._changes = True, []
         rates = [_rate(group.get("lr")) for group in optimizer.param_groups]
-        if self._optimizer is None and any(rate > 0 for rate in rates):
-            followed, self._optimizer, self._first_rates = optimizer, ref(optimizer), rates
-        if followed is optimizer:
-            pairs = zip(rates, self._first_rates, strict=False)  # without groups that were added since
-            changes = [rate / first for rate, first in pairs if first > 0]
-            is_one = all(math.isclose(change, changes[0], rel_tol=_CLOSE) for change in changes)
-            self._rate = changes[0] if changes and is_one else math.nan
+        if any(rate > 0 for rate in rates):
+            self._first_rates.setdefault(optimizer, rates)
+        pairs = zip(rates, self._first_rates.get(optimizer, ()), strict=False)  # without groups added since
+        self._changes += [rate / first for rate, first in pairs if first > 0]
 
 
 def _rate(rate: object) -> float:
