@@ -46,6 +46,22 @@ def test_norms_of_each_ranks_own_gradients_are_refused_in_the_next_step() -> Non
         _train(lambda _, parameters: torchs(parameters, 0.5))
 
 
+@pytest.mark.parametrize("limit", [0.1, 0.02, 0.001])
+def test_small_limits_of_small_gradients_are_seen(limit: float) -> None:
+    """torch divides by the norm and 1e-6, so the norm afterwards is the further from the limit the smaller it
+    was; nothing below 0.1 was seen."""
+
+    def clip(_: object, parameters: Sequence[nn.Parameter]) -> None:
+        norms = [parameter.grad.norm() for parameter in parameters if parameter.grad is not None]
+        for parameter in parameters:
+            assert parameter.grad is not None
+            parameter.grad.mul_(1.5 * limit / torch.stack(norms).norm())
+        torchs(parameters, limit)
+
+    with pytest.raises(ExecutionError, match=f"both had the norm {limit:g} when"):
+        _train(clip)
+
+
 @pytest.mark.parametrize(
     "clip",
     [

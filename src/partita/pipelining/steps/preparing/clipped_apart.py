@@ -23,7 +23,11 @@ __all__ = ["ClippedApart"]
 _STEPS = 8
 """After so many steps of training nothing is compared any more: clipping begins with large gradients."""
 _CLOSE = 1e-5
-"""How far the norm of clipped gradients may be from the limit, which torch misses by 1e-6 over the norm."""
+"""How far the norm of clipped gradients may be from the limit, for rounding."""
+_BELOW = 1e-6
+"""How much smaller it may be besides: torch adds so much to the norm that it divides by."""
+_LEAST = 1e-3
+"""The smallest limit that is looked for."""
 
 
 class ClippedApart:
@@ -83,16 +87,16 @@ def _norm(gradients: Sequence[Tensor]) -> float | None:
 
 
 def _limit(norm: float) -> float:
-    """The number of few digits that is nearest."""
-    return float(f"{norm:.3g}")
+    """The number of few digits that is nearest; of one digit, where a norm may miss it by more."""
+    return float(f"{norm:.3g}" if norm > 0.1 else f"{norm:.1g}")
 
 
 def _is_near(norm: float, limit: float) -> bool:
-    return math.isclose(norm, limit, rel_tol=_CLOSE)
+    return -_CLOSE * limit - _BELOW <= norm - limit <= _CLOSE * limit
 
 
 def _compare(gathered: Sequence[tuple[float | None]]) -> None:
-    norms = {rank: norm for rank, (norm,) in enumerate(gathered) if norm and math.isfinite(norm)}
+    norms = {rank: norm for rank, (norm,) in enumerate(gathered) if norm and _LEAST / 2 < norm < math.inf}
     for (rank, norm), (other, others) in combinations(norms.items(), 2):
         limit = _limit(norm)
         if _is_near(norm, limit) and _is_near(others, limit):
