@@ -46,7 +46,7 @@ def _caught(body: Callable[[Comm], None]) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         InProcessWorld(2).run(body)
-    return [str(one.message) for one in caught if "in the first step" in str(one.message)]
+    return [str(one.message) for one in caught if " was given " in str(one.message)]
 
 
 def _loader(seed: int) -> DataLoader[Any]:
@@ -81,7 +81,7 @@ def test_a_keyword_argument_that_the_first_stage_is_not_given_is_warned_of() -> 
     """Without a word it changed nothing: a mask, or a weight for loss_fn, on the last rank."""
     batch, weight = {"x": X, "mask": torch.ones(8, 1)}, torch.full((8, 1), 2.0)
     (text,) = _warnings(lambda rank: (batch, batch | {"weight": weight})[rank])
-    assert text.startswith("rank 1 was given 'weight' in the first step, and rank 0 was not")
+    assert text.startswith("rank 1 was given 'weight' in step 1, and rank 0 was not")
     assert "loss_kwargs" in text
     assert _warnings(lambda rank: (batch, batch | {"weight": None})[rank]) == []
 
@@ -102,8 +102,18 @@ def test_keyword_arguments_of_own_modules_may_differ() -> None:
     assert _caught(body) == []
 
 
-def test_nothing_is_gathered_beside_the_first_steps() -> None:
-    """What ranks were given is compared in the first, and norms of gradients in the seven after it."""
+def test_ranks_that_part_in_a_later_epoch_are_warned_too() -> None:
+    """One rank drew a number for its log, and the global generator shuffled the second epoch otherwise: only
+    the first step was looked at."""
+    mask = torch.ones(8, 1)
+    orders = [[next(iter(_loader(seed)))[0] for seed in seeds] for seeds in ((0, 1, 2, 3), (0, 1, 7, 8))]
+    steps = [iter(order) for order in orders]
+    (text,) = _warnings(lambda rank: {"x": next(steps[rank]), "mask": mask}, steps=4)
+    assert "rank 1 was given another batch than rank 0 in step 4" in text
+
+
+def test_what_is_gathered_before_steps_gets_rare() -> None:
+    """What ranks were given in steps 1, 2, 4, 8; norms of gradients in the second to the eighth."""
 
     def body(comm: Comm) -> list[int]:
         pipe = pipeline(Named(), (X[:2], torch.ones(2, 1)), stages=2)
@@ -121,7 +131,7 @@ def test_nothing_is_gathered_beside_the_first_steps() -> None:
             schedule.step(X, torch.ones(8, 1), target=X)
         return gathered
 
-    assert InProcessWorld(2).run(body) == [[1] * 8 + [0] * 2] * 2
+    assert InProcessWorld(2).run(body) == [[1, 2, 1, 2, 1, 1, 1, 2, 0, 0]] * 2
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Whether ranks were given what the rank of the first stage was, in the first step."""
+"""Whether ranks are given what the rank of the first stage is, in a few of the steps."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ _MOST_VALUES = 1 << 16
 """So many of each tensor are looked at: ranks that shuffle differently differ in the first sample."""
 
 _TEXT = """\
-rank {last} was given another batch than rank {first} in the first step. The model's arguments count on rank \
+rank {last} was given another batch than rank {first} in step {step}. The model's arguments count on rank \
 {first} and targets on rank {last}, so they may not belong together. Load the same batches on both: a loader \
-that shuffles needs one seed: DataLoader(..., shuffle=True, generator=torch.Generator().manual_seed(0)) \
-(if the arguments on rank {last} are placeholders, leave them out there)"""
+that shuffles needs one seed, in all epochs: DataLoader(..., shuffle=True, \
+generator=torch.Generator().manual_seed(0)) (if the arguments on rank {last} are placeholders, leave them \
+out there)"""
 
 
 _UNUSED = """\
-rank {rank} was given {names} in the first step, and rank {first} was not: keyword arguments of the model \
+rank {rank} was given {names} in step {step}, and rank {first} was not: keyword arguments of the model \
 count on the rank of its first stage alone, and change nothing elsewhere. Give them there, or to all ranks; \
 what is for loss_fn goes into loss_kwargs"""
 
 
 class SameData:
-    """A `StepPreparation` that also compares, in the first training step, what the ranks were given.
+    """A `StepPreparation` that also compares, in the first training step, the second, the fourth, and so on,
+    what the ranks were given: one that draws numbers alone shuffles otherwise from the second epoch on.
 
     The model's arguments count on the first stage's rank and targets on the last one's, so ranks that shuffle
     with seeds of their own would train on mixed pairs. Arguments that are missing, of another layout, or of
@@ -54,20 +56,22 @@ class SameData:
         self._comm = comm
         self._first, self._last = stage_ranks[0], stage_ranks[-1]
         self._named = named
-        self._is_over = comm.size == 1
+        self._step = 0
+        self._warned: set[str] = set()
         self._arguments: StepArguments | None = None
 
     def accept(self, arguments: StepArguments) -> Accepted:
         """See `StepPreparation`."""
-        self._arguments = arguments if arguments.train and not self._is_over else None
+        self._arguments = arguments if arguments.train and self._comm.size > 1 else None
         return self._preparation.accept(arguments)
 
     def prepare(self, accepted: Accepted) -> PreparedStep:
         """See `StepPreparation`."""
         arguments, self._arguments = self._arguments, None
         if arguments is not None:
-            self._is_over = True
-            self._compare(arguments)
+            self._step += 1
+            if self._step.bit_count() == 1:
+                self._compare(arguments)
         return self._preparation.prepare(accepted)
 
     def _compare(self, arguments: StepArguments) -> None:
@@ -77,11 +81,16 @@ class SameData:
         everywhere = self._comm.all_gather_object((batch, self._names(arguments)))
         (layout, values), names = everywhere[first]
         if rank == last and layout and layout == batch[0] and values != batch[1]:
-            warnings.warn(_TEXT.format(first=first, last=last), UserWarning, stacklevel=9)
+            self._warn(_TEXT, last=last)
         unused = [name for name in everywhere[rank][1] if name not in names]
         if unused:
-            text = _UNUSED.format(rank=rank, names=listed(unused), first=first)
-            warnings.warn(text, UserWarning, stacklevel=9)
+            self._warn(_UNUSED, rank=rank, names=listed(unused))
+
+    def _warn(self, text: str, **about: object) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            message = text.format(**about, first=self._first, step=self._step)
+            warnings.warn(message, UserWarning, stacklevel=10)
 
     def _names(self, arguments: StepArguments) -> list[str]:
         """Of the keyword arguments that count on the first stage's rank alone."""
