@@ -284,3 +284,49 @@ def test_attributes_of_the_model_that_stages_do_not_keep_are_no_difference() -> 
     verdict = verify(pipe, model, (torch.ones(2, 3),))
     verdict.check()
     assert set(verdict.left_out) == {"attribute calls", "attribute hidden"}
+
+
+class Quantized(Tensor):
+    """A weight of bytes and a scale, without memory of its own."""
+
+    content: Tensor
+    scale: Tensor
+
+    @staticmethod
+    def __new__(cls, content: Tensor, scale: Tensor) -> Quantized:
+        wrapper = torch.Tensor._make_wrapper_subclass(cls, content.shape, dtype=scale.dtype)
+        wrapper.content, wrapper.scale = content, scale
+        return cast("Quantized", wrapper)
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["content", "scale"], None
+
+    @staticmethod
+    def __tensor_unflatten__(parts: dict[str, Tensor], *_: Any) -> Quantized:
+        return Quantized(**parts)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.clone.default):
+            return cls(func(args[0].content), func(args[0].scale))
+        raise NotImplementedError(func)
+
+
+class QuantizedLinear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        content = torch.arange(9, dtype=torch.int8).reshape(3, 3)
+        self.weight = nn.Parameter(Quantized(content, torch.tensor(0.1)), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = cast("Quantized", self.weight)
+        return x @ (weight.content * weight.scale)
+
+
+def test_weights_that_wrap_others_have_no_memory_that_could_be_another() -> None:
+    """optimum-quanto's and torchao's: each wrapper has a key of its own, which was taken for a write."""
+    model = nn.Sequential(nn.Linear(3, 3), QuantizedLinear())
+    split_spec = {"1": SplitPoint.BEGINNING}
+    pipe = pipeline(model, (torch.randn(2, 3),), split_spec=split_spec, frontend="modules")
+    x = torch.randn(4, 3)
+    assert torch.equal(pipe(x), model(x))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from partita._torch.containers.pytree import flatten, tree_map
 from partita._torch.tensors.storage import storage_key
+from partita._torch.tensors.subclasses import innermost_tensors
 from partita._torch.tensors.versions import times_written
 from partita.capture.merging.modes import in_mode
 from partita.capture.one_thread_at_a_time import one_thread_at_a_time
@@ -270,7 +271,8 @@ def _check_parameters(model: nn.Module, own: Mapping[int, nn.Parameter]) -> None
     """Raise CaptureError where a copy of the model has written to one of its parameters."""
     for name, parameter in model.named_parameters():
         mine = own[id(parameter)]
-        if times_written(mine) or storage_key(mine) != storage_key(parameter):
+        before, after = (list(map(storage_key, innermost_tensors(it))) for it in (parameter, mine))
+        if times_written(mine) or before != after:
             raise written_parameter(name)
 
 
