@@ -13,13 +13,14 @@ from tests.pipelining.models import IN_PLACE, TRANSFORMER, WIDTH
 from tests.runtime.worlds import ProcessWorld
 from torch import Tensor, nn
 from torch.fx import GraphModule
+from torch.testing._internal.two_tensor import TwoTensor
 
 import partita
 from partita._torch.operators.roofline import FixedSpeeds
 from partita._torch.tensors.live_bytes import LiveBytes
 from partita.errors import ArgumentError, CaptureError, NotProven, PlanError
 from partita.graph.liveness import borders
-from partita.pipelining import measure_units, pipeline
+from partita.pipelining import SplitPoint, measure_units, pipeline
 from partita.pipelining.frontends.graph.units.costs import _window_minima, cost_model, narrow_borders
 from partita.planning import Cluster, CostModel, plan_stages, simulate
 from partita.planning.costs.recompute import recomputed_cost
@@ -396,10 +397,12 @@ def test_a_unit_that_writes_to_what_it_is_given_can_be_measured() -> None:
     assert all(unit.forward_s > 0.0 for unit in costs.units)
 
 
-def test_a_unit_that_fails_raises_its_own_error_and_leaves_grad_mode_alone() -> None:
+def test_a_unit_that_fails_says_its_own_error_and_leaves_grad_mode_alone() -> None:
     gm = torch.fx.symbolic_trace(lambda x, y: torch.relu(x) @ y)
-    with torch.no_grad(), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+    message = "raises RuntimeError in them: mat1 and mat2 shapes cannot be multiplied"
+    with torch.no_grad(), pytest.raises(PlanError, match=message) as caught:
         cost_model(gm, [], (torch.randn(2, 3), torch.randn(2, 3)))
+    assert isinstance(caught.value.__cause__, RuntimeError)
     assert torch.is_grad_enabled()
 
 
@@ -450,3 +453,50 @@ def test_on_the_meta_device_what_depends_on_data_is_named() -> None:
         model, x = Chosen(), torch.empty(6, 4)
     with pytest.raises(CaptureError, match=r"what 'index' returns depends on .* \(at return self\.last"):
         measure_units(model, (x,), device="H100")
+
+
+class _Pair(TwoTensor):
+    """Operators return plain tensors, as optimum-quanto's do."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*(it.a if isinstance(it, cls) else it for it in args), **(kwargs or {}))
+
+
+class _Wrap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        return _Pair(weight.detach(), 2 * weight.detach())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class _Use(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, pair: Any) -> Tensor:
+        return x @ pair.b
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return gradient, torch.zeros(4, 4)
+
+
+class _Wrapping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Use.apply(x, _Wrap.apply(self.weight))
+
+
+def test_functions_that_hand_on_wrappers_are_cut_where_one_says() -> None:
+    """optimum-quanto's weights in training: a part that is run alone is handed a plain tensor, and the
+    AttributeError of the model's own function came out."""
+    model, x = nn.Sequential(nn.Linear(4, 4), _Wrapping(), nn.Linear(4, 4)), torch.randn(2, 4)
+    with pytest.raises(PlanError, match=r"raises AttributeError in them: .* say where to cut"):
+        pipeline(model, (x,), stages=4)
+    pipe = pipeline(model, (x,), split_spec=dict.fromkeys("12", SplitPoint.BEGINNING))
+    assert torch.equal(pipe(x), model(x))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from partita._torch.tensors.storage import has_memory
 from partita.capture.one_thread_at_a_time import one_thread_at_a_time
 from partita.capture.open_sizes.sizes import Sizes
 from partita.capture.tracing.module_paths import module_path
-from partita.errors import PlanError
+from partita.errors import PartitaError, PlanError
 from partita.graph.attributes import lookup
 from partita.graph.levels import inside_levels
 from partita.graph.liveness import Border, borders
@@ -32,7 +33,6 @@ from partita.pipelining.measuring.kept_memory import kept_memory
 from partita.pipelining.measuring.meter import meter_for
 from partita.pipelining.measuring.pass_memory import PassMemory, pass_memory
 from partita.pipelining.measuring.pass_times import UnitTimes, pass_times
-from partita.pipelining.measuring.unit_run import UnitRun
 from partita.planning import CostModel, TiedUnits, Unit
 
 __all__ = ["REPEATS", "cost_model", "narrow_borders", "unit_ends", "unit_names"]
@@ -113,9 +113,10 @@ def cost_model(
     tensors = [value for value in (*gm.parameters(), *gm.buffers(), *args) if isinstance(value, Tensor)]
     devices = sorted({tensor.device for tensor in tensors if tensor.device.type == "cuda"}, key=str)
     with torch.random.fork_rng(devices), torch.enable_grad():
-        units = _runnable_units(gm, ends, args, loss)
-        runs = list({id(unit.run): unit.run for unit in units if unit.run is not None}.values())
-        memories = {id(run): _memory_of(run) for run in runs}
+        with _runs_alone():
+            units = _runnable_units(gm, ends, args, loss)
+            runs = list({id(unit.run): unit.run for unit in units if unit.run is not None}.values())
+            memories = {id(run): pass_memory(run) for run in runs}
         if compile_options is not None:
             for run in runs:
                 run.compile(compile_options)
@@ -167,13 +168,14 @@ def _runnable_units(
         raise
 
 
-def _memory_of(run: UnitRun) -> PassMemory:
-    """See `pass_memory`, which is what runs a unit first."""
+@contextmanager
+def _runs_alone() -> Iterator[None]:
+    """Raise a PlanError where a unit that is run in this block raises."""
     try:
-        return pass_memory(run)
-    except torch.OutOfMemoryError:
+        yield
+    except (torch.OutOfMemoryError, PartitaError):
         raise
-    except RuntimeError as error:
+    except Exception as error:  # whatever the user's model raises
         reason = str(error).partition("\n")[0].rstrip(".")
         raise PlanError(
             "where to cut is planned from passes that are measured, and a part of the model raises "
