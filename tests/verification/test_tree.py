@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import ItemsView, Iterator
 from enum import Enum
 
 import pytest
@@ -55,6 +56,28 @@ def test_attributes_beside_the_items_of_a_mapping_are_seen() -> None:
     tagged = Tagged(a=1)
     tagged.note = 2  # type: ignore[attr-defined]
     assert children(tagged) == [("['a']", 1), (".note", 2)]
+
+
+class Batch(OrderedDict):  # type: ignore[type-arg]
+    """Iterated over as a batch, as a TensorDict is."""
+
+    def __iter__(self) -> Iterator[object]:
+        raise TypeError("iteration over a batch without dimensions")
+
+    def items(self) -> ItemsView[str, object]:
+        return dict(zip(self.keys_in_order, self.values_in_order, strict=True)).items()
+
+    def __init__(self, **items: object) -> None:
+        super().__init__()
+        self.keys_in_order, self.values_in_order = list(items), list(items.values())
+
+
+def test_a_mapping_is_asked_for_its_items_alone() -> None:
+    assert children(Batch(obs=1)) == [
+        ("['obs']", 1),
+        (".keys_in_order", ["obs"]),
+        (".values_in_order", [1]),
+    ]
 
 
 def test_parts_are_the_children_without_their_suffixes() -> None:

@@ -46,8 +46,9 @@ def children(value: object) -> list[tuple[str, Any]] | None:
     if type(value) in LEAF_TYPES or isinstance(value, _ATOMS) or callable(value):
         return None
     if isinstance(value, Mapping):
-        items = [(f"[{key!r}]", item) for key, item in value.items()]
-        return items + _attributes(value, {key for key in value if isinstance(key, str)})
+        pairs = list(value.items())  # a dict of tensors may be iterated over as a batch
+        items = [(f"[{key!r}]", item) for key, item in pairs]
+        return items + _attributes(value, {key for key, _ in pairs if isinstance(key, str)})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return [(f".{name}", item) for name, item in zip(value._fields, value, strict=True)]
     if isinstance(value, list | tuple | deque):

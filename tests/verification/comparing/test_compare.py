@@ -159,3 +159,16 @@ def test_numpy_arrays_are_compared_by_value() -> None:
 def test_a_tolerance_must_be_finite_and_not_negative(rtol: float, atol: float) -> None:
     with pytest.raises(ValueError, match="give a finite number that is at least 0"):
         Tolerance(rtol, atol)
+
+
+class Record:
+    def __init__(self, **attributes: object) -> None:
+        vars(self).update(attributes)
+
+
+def test_attributes_may_have_been_set_in_any_order_and_keys_may_not() -> None:
+    """tensordict sets them in another one where it is made by unflattening."""
+    assert not list(compare_values(Record(a=1, b=2), Record(b=2, a=1), "out"))
+    assert [it.path for it in compare_values(Record(a=1, b=2), Record(b=2, a=3), "out")] == ["out.a"]
+    (mismatch,) = compare_values({"a": 1, "b": 2}, {"b": 2, "a": 1}, "out")
+    assert "has its parts in the order ['a'], ['b'], not ['b'], ['a']" in str(mismatch)

@@ -127,7 +127,9 @@ def _compare(
             yield Mismatch(path, f"is {_describe(candidate)}, not {_describe(reference)}")
         return
     mine, theirs = mine or [], theirs or []
-    if [suffix for suffix, _ in mine] != [suffix for suffix, _ in theirs]:
+    if _suffixes(mine) != _suffixes(theirs):  # in which order attributes were set is nobody's business
+        mine, theirs = (sorted(its, key=_attribute) for its in (mine, theirs))
+    if _suffixes(mine) != _suffixes(theirs):
         yield Mismatch(path, _structure_message(mine, theirs))
         return
     pair = (id(candidate), id(reference))
@@ -139,8 +141,18 @@ def _compare(
     open_ids.discard(pair)
 
 
+def _suffixes(parts: list[tuple[str, Any]]) -> list[str]:
+    return [suffix for suffix, _ in parts]
+
+
+def _attribute(part: tuple[str, Any]) -> str:
+    """The name of an attribute; items come first, in their order."""
+    suffix, _ = part
+    return suffix if suffix.startswith(".") else ""
+
+
 def _structure_message(mine: list[tuple[str, Any]], theirs: list[tuple[str, Any]]) -> str:
-    left, right = [suffix for suffix, _ in mine], [suffix for suffix, _ in theirs]
+    left, right = _suffixes(mine), _suffixes(theirs)
     if sorted(left) == sorted(right):
         return f"has its parts in the order {', '.join(left)}, not {', '.join(right)}"
     missing = [suffix for suffix in right if suffix not in set(left)]

@@ -33,7 +33,8 @@ def warn_of_caches(model: nn.Module, pipe: GraphPipe, flat: Sequence[Any]) -> No
     Warns:
         CostlyCut: names the outputs, their bytes, and the option that leaves them out.
     """
-    names = _names_by_key(pipe, _cache_keys(model))
+    keys_of_caches = _cache_keys(model)
+    names = _names_by_key(pipe, keys_of_caches) if keys_of_caches else {}
     sent = pipe.routes.only_returned & {name for key in names for name in names[key]}
     if not sent:
         return
