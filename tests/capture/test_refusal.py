@@ -251,6 +251,16 @@ class _MakesAParameter(_Two):
         return self.b(self.a(x)) * self.scale  # type: ignore[no-any-return]
 
 
+def test_of_a_model_on_the_meta_device_the_cause_is_said_and_the_advice_works() -> None:
+    """torch's text about two devices did not say which was wrong."""
+    with torch.device("meta"):
+        model = _Two()
+    text = r"weights on the meta device, and the example is on another.* \(x.to\('meta'\)\)"
+    with pytest.raises(CaptureError, match=text):
+        capture(model, (X,))
+    assert capture(model, (X.to("meta"),)).module(X.to("meta")).is_meta
+
+
 def test_of_a_tensor_that_forward_lets_require_gradients_the_cause_is_said() -> None:
     """It was called a fake tensor in the constants of an exported program."""
     with pytest.raises(CaptureError, match=r"lets a tensor require gradients \(requires_grad_\(\)\)"):

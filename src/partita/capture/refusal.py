@@ -55,6 +55,10 @@ _IN_TRACES = {
         'pipeline(..., frontend="modules")'
     ),
     "torch.nn.Parameter()": CREATED_PARAMETER,
+    "and meta!": (
+        "it has weights on the meta device, and the example is on another. To cut it without weights, give "
+        "an example that is there too (x.to('meta')), and let each stage load its own; or load it first"
+    ),
 }
 """What a trace's error says of what the model does, and what helps."""
 
