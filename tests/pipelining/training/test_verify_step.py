@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from partita.errors import ExecutionError, PeerFailed, VerificationFailed
+from partita.errors import ArgumentError, ExecutionError, PeerFailed, VerificationFailed
 from partita.pipelining import Pipe, Schedule1F1B, ScheduleInterleavedZeroBubble, UncutReference, pipeline
 from partita.pipelining.interface.two_modes import graphs_in
 from partita.pipelining.training import verify_step
@@ -114,3 +115,26 @@ def test_random_numbers_of_a_checkpoint_are_refused() -> None:
     reference = UncutReference(model, 4, loss_fn, graph=made()[1].whole)
     with pytest.raises(ExecutionError, match="in its backward pass"):
         reference.step(torch.randn(12, 4), target=torch.randn(12, 1))
+
+
+class OwnLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x)).square().mean()
+
+
+def test_a_reference_that_is_run_without_a_loss_is_refused_and_the_advice_works() -> None:
+    """Of a pipe with a loss_spec it ran forward alone, and every gradient was said to differ."""
+    model, x = OwnLoss(), torch.randn(4, 4)
+    pipe = pipeline(model, (x[:2],), stages=2, loss_spec=True)
+
+    def verified(comm: Comm, loss_fn: Callable[..., Tensor] | None) -> None:
+        schedule = Schedule1F1B(copy.deepcopy(pipe).build_stage(comm.rank, comm=comm), 2)
+        verify_step(schedule, UncutReference(copy.deepcopy(model), 2, loss_fn), x)
+
+    with pytest.raises(ArgumentError, match="was run without a loss, and the schedule has one"):
+        InProcessWorld(2).run(lambda comm: verified(comm, None))
+    InProcessWorld(2).run(lambda comm: verified(comm, lambda output, _: output))

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from partita._torch.modules.contents import named_state
-from partita.errors import VerificationFailed
+from partita.errors import ArgumentError, VerificationFailed
 from partita.pipelining.steps.schedules import PipelineSchedule
 from partita.pipelining.training.reference import UncutReference
 from partita.runtime.publish_errors import publish_errors
@@ -42,6 +42,7 @@ def verify_step(
         What ``schedule.step`` returns.
 
     Raises:
+        ArgumentError: the schedule has a loss, and the reference none.
         VerificationFailed: on all ranks, if anything differs on one of them.
 
     >>> import copy
@@ -68,6 +69,12 @@ def verify_step(
     _agree(schedule, mine, "the stages are not in the state of the uncut model, before any step")
     with publish_errors(schedule.comm, "running the uncut model"):
         uncut = reference.step(*args, target=target, losses=uncut_losses, **kwargs)
+        if schedule.loss_fn is not None and not uncut_losses:
+            raise ArgumentError(
+                "the uncut model was run without a loss, and the schedule has one: give UncutReference the "
+                "loss_fn that the schedule was given; of a pipe with a loss_spec one that takes the loss of "
+                "the output, such as lambda output, target: output"
+            )
     output = schedule.step(*args, target=target, losses=step_losses, **kwargs)
     with publish_errors(schedule.comm, "comparing a step with the uncut model"):
         state = dict(named_state(reference.whole))  # anew: the model may have put others in their place
