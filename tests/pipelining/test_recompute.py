@@ -252,9 +252,10 @@ def _manual(
         schedule = kind([stage] if kind is not ScheduleGPipe else stage, 4, functional.mse_loss)
         losses: list[Tensor] = []
         torch.manual_seed(2)
-        for _ in range(2):
-            schedule.step(torch.randn(8, WIDTH), target=torch.randn(8, WIDTH), losses=losses)
-        schedule.eval(torch.randn(8, WIDTH))
+        for step in range(2):
+            x, target = torch.randn(2, 8, WIDTH, generator=torch.Generator().manual_seed(step))
+            schedule.step(x, target=target, losses=losses)
+        schedule.eval(x)
         rest = [
             torch.rand(1),
             vars(module).get("calls"),
