@@ -35,6 +35,10 @@ _ADVICE = (
     f"that is needed, capture it alone: modes='eval' or modes='train'; or {_AT_BLOCKS}"
 )
 
+_ON_META = (
+    "it has weights on the meta device, and the example is on another. To cut it without weights, give "
+    "an example that is there too (x.to('meta')), and let each stage load its own; or load it first"
+)
 
 _IN_TRACES = {
     "use_reentrant: True": (
@@ -55,10 +59,8 @@ _IN_TRACES = {
         'pipeline(..., frontend="modules")'
     ),
     "torch.nn.Parameter()": CREATED_PARAMETER,
-    "and meta!": (
-        "it has weights on the meta device, and the example is on another. To cut it without weights, give "
-        "an example that is there too (x.to('meta')), and let each stage load its own; or load it first"
-    ),
+    "and meta!": _ON_META,
+    "different devices cpu, meta": _ON_META,  # torch 2.11
 }
 """What a trace's error says of what the model does, and what helps."""
 

@@ -68,10 +68,11 @@ def test_a_condition_that_one_branch_asks_for_is_one_too() -> None:
 
 def test_a_compiler_is_not_told_an_answer_that_it_does_not_know() -> None:
     """With the answer as a symbol, which *is* neither True nor False, it left both branches out."""
+    read, negated = ReadCondition(), OnlyIf(torch.neg, True)
 
     @torch.compile(backend="eager", fullgraph=True)
     def compiled(x: torch.Tensor) -> torch.Tensor | None:
-        return OnlyIf(torch.neg, True)(ReadCondition()(x.sum() > 0), x)
+        return negated(read(x.sum() > 0), x)
 
     with (
         torch._dynamo.config.patch(capture_scalar_outputs=True),
