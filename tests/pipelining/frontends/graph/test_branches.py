@@ -182,7 +182,17 @@ class WritesLater(Layers):
         return self.a(h) * k
 
 
-MODELS = [Collects, Clips, Detaches, Halves, Shares, WritesLater]
+class TakesApart(Layers):
+    """One way has a tuple that is used on both sides of the cut; no gradient flows to one of its values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        values, places = h.max(-1, keepdim=True) if x.mean() > 0.2 else (None, None)
+        h = self.b(h if values is None else h + values)
+        return h if values is None else h * values + places
+
+
+MODELS = [Collects, Clips, Detaches, Halves, Shares, WritesLater, TakesApart]
 
 
 def _step(
@@ -217,7 +227,8 @@ def test_each_microbatch_takes_the_way_of_the_model(
         (loss / 4).backward()
         expected.append(loss.detach())
     for example in (kinds[0][:2], kinds[2][:2]):
-        where = {"split_spec": {"a": SplitPoint.BEGINNING}} if model_class is WritesLater else {"stages": 2}
+        at = {WritesLater: "a", TakesApart: "b"}.get(model_class)
+        where = {"stages": 2} if at is None else {"split_spec": {at: SplitPoint.BEGINNING}}
         pipe = pipeline(model, (example,), **where)
         quiet = pytest.warns(NotCompiled) if _asks_late(model, backend) else nullcontext()
         with quiet:

@@ -31,10 +31,9 @@ __all__ = ["branch_nodes", "repeat_branches", "trained_in_a_branch"]
 
 def branch_nodes(whole: GraphModule) -> Iterator[Node]:
     """The nodes whose values can't be sent, because a branch on data decides what they are."""
-    trained = _trained(whole)
+    once = _computed_once(whole, _trained(whole))
     for node in whole.graph.nodes:
-        computed_once = node in trained and _is_of_one_branch(node)
-        if node.op == "call_function" and depends_on_branch(node) and not computed_once:
+        if node.op == "call_function" and depends_on_branch(node) and node not in once:
             yield node
 
 
@@ -157,23 +156,42 @@ def _copy_in(copies: Mapping[tuple[Node, int], Node], stage: int, node: Node) ->
 
 def trained_in_a_branch(whole: GraphModule, values: Mapping[str, Any]) -> dict[str, Tensor]:
     """The tensors that need no gradient in the branch of the example, or are not computed there, and may need
-    one in another branch.
+    one in another branch, or are computed beside such.
 
     Args:
         values: of the nodes, by name, in the branch of the example.
     """
     trained = _trained(whole)
-    of_branches: dict[Node, Tensor] = {}
+    once = _computed_once(whole, trained)
+    of_branches: dict[str, Tensor] = {}
+    beside: dict[str, Tensor] = {}
     for node in whole.graph.nodes:
         value = values.get(node.name)
-        if value is None and node in trained and _is_of_one_branch(node):
+        if value is None and node in once:
             value = metadata(node)
-        if node not in trained or not isinstance(value, Tensor) or value.requires_grad:
+        if not isinstance(value, Tensor) or value.requires_grad:
             continue
-        of_branch = node.target is choose or _is_of_one_branch(node)
-        if of_branch or any(operand in of_branches for operand in node.all_input_nodes):
-            of_branches[node] = value.detach().requires_grad_()
-    return {node.name: value for node, value in of_branches.items()}
+        of_branch = node.target is choose or node in once
+        if node in trained and (of_branch or any(item.name in of_branches for item in node.all_input_nodes)):
+            of_branches[node.name] = value.detach().requires_grad_()
+        elif node in once:
+            beside[node.name] = value
+    return of_branches | beside
+
+
+def _computed_once(whole: GraphModule, trained: Collection[Node]) -> set[Node]:
+    """The nodes of one branch that gradients may flow through, and all that is in the tuples among them."""
+    once: set[Node] = set()
+    for node in whole.graph.nodes:
+        if _is_of_one_branch(node):
+            of_tuple = any(operand in once and _is_tuple(operand) for operand in node.all_input_nodes)
+            if node in trained or of_tuple:
+                once.add(node)
+    return once
+
+
+def _is_tuple(node: Node) -> bool:
+    return isinstance(metadata(node), (tuple, list))
 
 
 def _is_of_one_branch(node: Node) -> bool:
