@@ -25,6 +25,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node, map_arg
 from torch.utils.checkpoint import checkpoint
 
+from partita._torch.autograd.region_switches import ENTER_AUTOCAST, EXIT_AUTOCAST
 from partita._torch.graph_module.graph_copy import copy_graph
 from partita._torch.graph_module.lazy_module import LazyGraphModule, lazy_module, use_flat_signature
 from partita.graph.ancestors import ancestors
@@ -172,7 +173,7 @@ def _read_outside(call: Node, body: nn.Module) -> None:
     assert isinstance(body, LazyGraphModule)
     graph = body.graph
     reads = [node for node in graph.nodes if reads_condition(node)]
-    inputs, needed = graph.find_nodes(op="placeholder"), ancestors(reads)
+    inputs, needed = graph.find_nodes(op="placeholder"), _needed_for(reads, graph)
     if not (reads and inputs) or call.kwargs or any(node.op == "get_attr" for node in needed):
         return
     if not _can_run_before(analyse(body), needed):
@@ -200,7 +201,7 @@ def _read_conditions_before(module: LazyGraphModule, start: Node) -> LazyGraphMo
     """
     graph = module.graph
     reads = [node for node in graph.nodes if reads_condition(node)]
-    needed = ancestors(reads)
+    needed = _needed_for(reads, graph)
     if not reads or not _can_run_before(analyse(module), needed):
         return None
     names = {node.name for node in needed}
@@ -219,6 +220,12 @@ def _read_conditions_before(module: LazyGraphModule, start: Node) -> LazyGraphMo
     for read in reads:  # one may be where the arguments went
         graph.erase_node(read)
     return before
+
+
+def _needed_for(reads: Collection[Node], graph: Graph) -> set[Node]:
+    """What conditions are computed from, and under which autocast."""
+    switches = (node for node in graph.nodes if node.target in (ENTER_AUTOCAST, EXIT_AUTOCAST))
+    return ancestors([*reads, *switches])
 
 
 def _can_run_before(effects: Effects, needed: Collection[Node]) -> bool:

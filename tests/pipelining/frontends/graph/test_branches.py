@@ -192,7 +192,17 @@ class TakesApart(Layers):
         return h if values is None else h * values + places
 
 
-MODELS = [Collects, Clips, Detaches, Halves, Shares, WritesLater, TakesApart]
+class AsksUnderAutocast(Layers):
+    """What it asks is true of numbers that autocast has rounded."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            h = self.a(x)
+            h = h.float() * 3 if (h == h.bfloat16()).all() else self.b(h).float()
+        return self.b(h)
+
+
+MODELS = [Collects, Clips, Detaches, Halves, Shares, WritesLater, TakesApart, AsksUnderAutocast]
 
 
 def _step(
@@ -227,7 +237,7 @@ def test_each_microbatch_takes_the_way_of_the_model(
         (loss / 4).backward()
         expected.append(loss.detach())
     for example in (kinds[0][:2], kinds[2][:2]):
-        at = {WritesLater: "a", TakesApart: "b"}.get(model_class)
+        at = {WritesLater: "a", TakesApart: "b", AsksUnderAutocast: "b@1"}.get(model_class)
         where = {"stages": 2} if at is None else {"split_spec": {at: SplitPoint.BEGINNING}}
         pipe = pipeline(model, (example,), **where)
         quiet = pytest.warns(NotCompiled) if _asks_late(model, backend) else nullcontext()
