@@ -202,7 +202,27 @@ class AsksUnderAutocast(Layers):
         return self.b(h)
 
 
-MODELS = [Collects, Clips, Detaches, Halves, Shares, WritesLater, TakesApart, AsksUnderAutocast]
+class WritesToOneWays(Layers):
+    """Behind the cut it writes to what one way has computed before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        k = h * 2 if x.mean() > 0.2 else None
+        h = self.b(h)
+        return h if k is None else k.add_(h) * h
+
+
+MODELS = [
+    Collects,
+    Clips,
+    Detaches,
+    Halves,
+    Shares,
+    WritesLater,
+    TakesApart,
+    AsksUnderAutocast,
+    WritesToOneWays,
+]
 
 
 def _step(
@@ -237,9 +257,12 @@ def test_each_microbatch_takes_the_way_of_the_model(
         (loss / 4).backward()
         expected.append(loss.detach())
     for example in (kinds[0][:2], kinds[2][:2]):
-        at = {WritesLater: "a", TakesApart: "b", AsksUnderAutocast: "b@1"}.get(model_class)
+        at = {WritesLater: "a", TakesApart: "b", AsksUnderAutocast: "b@1", WritesToOneWays: "b"}.get(
+            model_class
+        )
         where = {"stages": 2} if at is None else {"split_spec": {at: SplitPoint.BEGINNING}}
         pipe = pipeline(model, (example,), **where)
+        assert all(torch.equal(pipe(sample), model(sample)) for sample in kinds)
         quiet = pytest.warns(NotCompiled) if _asks_late(model, backend) else nullcontext()
         with quiet:
             losses, gradients = _step(pipe, x, target, backend)

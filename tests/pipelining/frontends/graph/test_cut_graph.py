@@ -12,8 +12,7 @@ from partita._torch.autograd.region_switches import SET_GRAD
 from partita.errors import InfeasiblePlan
 from partita.pipelining import pipe_split, pipeline
 from partita.pipelining.frontends.graph import cut_graph as room
-from partita.pipelining.frontends.graph.cut_graph import cut_graph
-from partita.pipelining.interface.layout import copied
+from partita.pipelining.frontends.graph.cut_graph import copied_for_a_stage, cut_graph
 
 
 class Model(nn.Module):
@@ -93,4 +92,4 @@ def test_a_stage_writes_into_what_it_is_handed_for_itself() -> None:
     model, x = _WritesForItself(), torch.randn(2, 4)
     pipe = pipeline(model, (x,))
     verify(pipe, model, (x,)).check()
-    assert len(pipe.split_gm.graph.find_nodes(op="call_function", target=copied)) == 1
+    assert len(pipe.split_gm.graph.find_nodes(op="call_function", target=copied_for_a_stage)) == 1

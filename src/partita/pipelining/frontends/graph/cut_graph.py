@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torch import Tensor
 from torch.fx import GraphModule
 
 from partita.errors import InfeasiblePlan
@@ -12,7 +13,7 @@ from partita.pipelining.interface.layout import copied
 from partita.runtime import key_random_nodes
 from partita.splitter import Split, split
 
-__all__ = ["cut_graph", "key_random_calls"]
+__all__ = ["copied_for_a_stage", "cut_graph", "key_random_calls"]
 
 
 def cut_graph(whole: GraphModule, assignment: dict[str, int]) -> Split:
@@ -53,10 +54,15 @@ def _copy_what_is_written(cut: Split) -> None:
         for call in graph.find_nodes(op="call_module", target=piece.name) if written else ():
             with graph.inserting_before(call):
                 call.args = tuple(
-                    graph.call_function(copied, (value,)) if name in written else value
+                    graph.call_function(copied_for_a_stage, (value,)) if name in written else value
                     for name, value in zip(piece.inputs, call.args, strict=True)
                 )
             cut.module.recompile()
+
+
+def copied_for_a_stage(value: Tensor | None) -> Tensor | None:
+    """A copy of what is sent; None is that of a branch that is not taken."""
+    return None if value is None else copied(value)
 
 
 def key_random_calls(whole: GraphModule) -> None:
