@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 from torch.fx import Graph, GraphModule
+from torch.nn.functional import mse_loss
 
 from partita.graph.effect_rules.conditions import ReadCondition
+from partita.pipelining import Schedule1F1B, SplitPoint, pipeline
 from partita.pipelining.compiled.stateless import stateless
+from partita.runtime import Comm, InProcessWorld
 
 
 def _holder() -> nn.Module:
@@ -77,3 +82,42 @@ def test_what_the_host_reads_for_nothing_is_left_out() -> None:
     graph.output((used,))
     function = stateless(GraphModule(nn.Module(), graph), nn.Module())
     assert len(function.module.graph.find_nodes(op="call_function", target=torch.ops.aten.item.default)) == 1
+
+
+class Twice(nn.Module):
+    """What the middle stage takes twice in one operation has a gradient of the last stage, too."""
+
+    def __init__(self, *, weight: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(6, 6) for _ in range(3))
+        self.weight = weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x) * 2
+        shared = self.a.weight if self.weight else h
+        y = self.c(self.b(h) + torch.bmm(shared[None], shared[None])[0] + shared * shared)
+        return y @ shared
+
+
+@pytest.mark.parametrize("weight", [False, True], ids=["input", "tied parameter"])
+def test_what_is_twice_an_operand_gets_its_gradients_in_the_order_of_the_model(weight: bool) -> None:
+    """They were added up before those of later stages: the last bits differed."""
+    torch.manual_seed(0)
+    model, x = Twice(weight=weight), torch.randn(12, 6)
+    where = {"b": SplitPoint.BEGINNING, "c": SplitPoint.BEGINNING}
+    pipe = pipeline(model, (x[:6],), split_spec=where)
+
+    def rank(comm: Comm) -> dict[str, torch.Tensor]:
+        stage = copy.deepcopy(pipe).build_stage(comm.rank, comm=comm)
+        stage.compile("aot_eager")
+        Schedule1F1B(stage, 2, mse_loss).step(x, target=x)
+        return {name: value.grad for name, value in stage.module.named_parameters() if value.grad is not None}
+
+    gradients: dict[str, torch.Tensor] = {}
+    for result in reversed(InProcessWorld(3).run(rank)):
+        gradients |= result
+    for sample in x.chunk(2):
+        (mse_loss(model(sample), sample) / 2).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        assert torch.equal(gradients[name], parameter.grad), name

@@ -88,9 +88,9 @@ def stateless(graph: GraphModule, owner: nn.Module, shared: Collection[str] = ()
     start = next(node for node in copy.nodes if node.op != "get_attr")
     by_tensor: dict[int, Node] = {}
     repeated: list[int] = []
-    uses = Counter(
-        id(attribute(owner, node).value) for node in copy.find_nodes(op="get_attr") for _ in node.users
-    )
+    uses: Counter[int] = Counter()
+    for node in copy.find_nodes(op="get_attr"):
+        uses[id(attribute(owner, node).value)] += sum(_times_in(user, node) for user in node.users)
     candidates = (
         parameter for name, parameter in owner.named_parameters(remove_duplicate=False) if name in shared
     )
@@ -114,8 +114,9 @@ def stateless(graph: GraphModule, owner: nn.Module, shared: Collection[str] = ()
         if isinstance(value, torch.Tensor):
             if id(value) in each_use:
                 for user in sorted(node.users):
-                    repeated.append(len(state))
-                    user.replace_input_with(node, argument_for(node))
+                    places = range(len(state), len(state) + _times_in(user, node))
+                    repeated.extend(places)
+                    _replace_each(user, node, [argument_for(node) for _ in places])
             else:
                 if id(value) not in by_tensor:
                     by_tensor[id(value)] = argument_for(node)
@@ -155,15 +156,35 @@ def _repeat_inputs(graph: Graph, start: Node, before: int, shared: Collection[st
     places: list[int] = []
     for place, node in enumerate(graph.find_nodes(op="placeholder")[before:]):
         uses = sorted(user for user in node.users if user.op != "output")
-        if str(node.target) not in shared or len(uses) < 2:
+        if str(node.target) not in shared or sum(_times_in(user, node) for user in uses) < 2:
             continue
         for user in uses:
-            with graph.inserting_before(start):
-                argument = graph.placeholder(f"partita_use_{len(places)}")
-            argument.meta = dict(node.meta)
-            user.replace_input_with(node, argument)
-            places.append(place)
+            arguments = []
+            for _ in range(_times_in(user, node)):
+                with graph.inserting_before(start):
+                    arguments.append(graph.placeholder(f"partita_use_{len(places)}"))
+                arguments[-1].meta = dict(node.meta)
+                places.append(place)
+            _replace_each(user, node, arguments)
     return tuple(places)
+
+
+def _times_in(user: Node, node: Node) -> int:
+    """How many times a node is an operand of another one (``h * h``)."""
+    operands: list[Node] = []
+    map_arg((user.args, user.kwargs), operands.append)
+    return sum(operand is node for operand in operands)
+
+
+def _replace_each(user: Node, node: Node, arguments: list[Node]) -> None:
+    """Give a node an argument for each time that another one is its operand: the last argument first, for
+    autograd takes the gradients of one node's operands in their order, and those of arguments last first.
+    """
+
+    def one(operand: Node) -> Node:
+        return arguments.pop() if operand is node else operand
+
+    user.args, user.kwargs = map_arg(user.args, one), map_arg(user.kwargs, one)
 
 
 def _read_outside(call: Node, body: nn.Module) -> None:
