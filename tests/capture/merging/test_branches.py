@@ -322,6 +322,24 @@ def test_a_way_may_make_a_constant_that_has_a_value_of_others(before: int, ways:
             assert torch.equal(module(x), model(x))
 
 
+class Bodies(nn.Module):
+    """Each way has graphs of its own, which torch.cond runs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        factor = 2.0 if (x > 0).all() else 3.0
+        return torch.cond(x.sum() > 4, lambda y: y * factor, lambda y: y + 1, (x,))
+
+
+def test_ways_with_other_graphs_inside_run_their_own() -> None:
+    """They have the same names in both traces, and were taken for the same: one way ran the other one's."""
+    kinds = [torch.ones(2, 3), torch.ones(1, 3) * 0.1, torch.tensor([[-1.0, 9.0, 1.0]]), -torch.ones(2, 3)]
+    for example in (kinds[0], kinds[3]):
+        module = capture(Bodies(), (example,), prove=True).module
+        assert not module.graph.find_nodes(op="call_function", target=require_condition)
+        for x in kinds:
+            assert torch.equal(module(x), Bodies()(x))
+
+
 @pytest.mark.parametrize("example", ["ones", "padded"])
 def test_each_way_is_traced_once_a_mode(example: str, traces: list[bool]) -> None:
     mask = torch.ones(2, 3).tril(int(example == "ones") * 9)

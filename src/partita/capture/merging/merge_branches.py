@@ -27,6 +27,7 @@ from partita.graph.attributes import attribute, lookup
 from partita.graph.effect_rules.conditions import OnlyIf, choose, require_condition
 from partita.graph.effect_rules.node_effect import PURE
 from partita.graph.effects import Effects, analyse, metadata
+from partita.graph.structure import structural_hash
 
 __all__ = ["Branch", "merge_branches"]
 
@@ -126,6 +127,10 @@ class _Kinds:
         """Return a key that is equal for nodes of one kind, whatever their operands."""
         if node.op == "get_attr":
             item = attribute(module, node)
+            if isinstance(item.value, GraphModule):  # such as what torch.cond runs: its name says nothing
+                inside = item.value.graph.find_nodes(op="get_attr")
+                holds = [self.of(item.value, sizes, one) for one in inside]
+                return (node.op, structural_hash(item.value.graph, item.value), *holds)
             if not isinstance(item.value, Tensor):
                 return (node.op, node.target)
             return (node.op, self._number(item.value) if item.kind == "constant" else id(item.value))
