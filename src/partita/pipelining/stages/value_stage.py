@@ -62,7 +62,8 @@ class ValueStage(Stage):
         for name, value in outputs.items():
             expected = routes.values.get(name)
             if expected is not None and value is None:  # of a branch on data that is not taken
-                outputs[name] = torch.zeros(expected.shape, dtype=expected.dtype, device=self.device)
+                device = "cpu" if expected.on_host else self.device
+                outputs[name] = torch.zeros(expected.shape, dtype=expected.dtype, device=device)
             elif expected is not None:
                 self._check(expected, value, train)
         for name in self.border.reused:
