@@ -53,38 +53,18 @@ def test_a_rank_that_was_not_stepped_for_the_first_time_is_named_on_both_once() 
         lambda _, number: number % 3 == 2,  # gradients are accumulated
         lambda rank, number: rank == number % 2,  # parts take turns
         lambda rank, _: rank == 1,  # the head alone
+        lambda rank, number: rank == 1 or number % 2 == 1,  # a critic more often
+        lambda rank, number: number % (2 + 2 * rank) == 1 + 2 * rank,  # each part over as many as it needs
+        lambda rank, number: rank == 1 or number > 9,  # the head first
+        lambda _, number: number % 3 == 2 or number > 9,  # over fewer, later
         lambda *_: False,
     ],
-    ids=["always", "accumulation", "turns", "head", "never"],
+    ids=["always", "accumulation", "turns", "head", "critic", "other sums", "unfrozen", "fewer", "never"],
 )
 def test_what_has_been_so_from_the_start_is_meant(steps: Callable[[int, int], bool]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _train(steps, 7)
-
-
-def test_gradients_that_are_accumulated_over_other_numbers_of_steps_are_named_once() -> None:
-    """Each rank counted its own steps, and nobody heard of it."""
-    with pytest.warns(UserWarning, match="sums over other numbers of batches") as seen:
-        _train(lambda rank, number: number % (2 + 2 * rank) == 1 + 2 * rank, 20)
-    assert sorted(str(one.message)[:85] for one in seen) == [
-        "an optimizer steps the weights of rank 0 after every 2 training steps, and those of r",
-        "an optimizer steps the weights of rank 1 after every 4 training steps, and those of r",
-    ]
-
-
-@pytest.mark.parametrize(
-    "steps",
-    [
-        lambda rank, number: rank == 1 or number > 9,  # the head first
-        lambda _, number: number % 3 == 2 or number > 9,  # over fewer, later
-    ],
-    ids=["unfrozen", "fewer"],
-)
-def test_a_rhythm_may_begin_later_and_change_on_all(steps: Callable[[int, int], bool]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        _train(steps, 16)
+        _train(steps, 20)
 
 
 def _train_by_rates(rates: Callable[[int, int], float], count: int = 6) -> None:

@@ -50,32 +50,10 @@ class _Training:
         return math.isclose(self.rate, other.rate, rel_tol=_CLOSE)
 
 
-@dataclass(slots=True)
-class _Rhythm:
-    """After how many training steps one rank steps its weights.
-
-    Attributes:
-        since: training steps since it did so.
-        every: how many there were between the last two times.
-        repeats: how many times in a row there were as many.
-    """
-
-    since: int = 0
-    every: int = 0
-    repeats: int = 0
-
-    def note(self, *, stepped: bool) -> None:
-        self.since += 1
-        if stepped:
-            self.repeats = self.repeats + 1 if self.since == self.every else 1
-            self.every, self.since = self.since, 0
-
-
 class TrainedAlike:
     """Watches the optimizers of this rank, and compares what they do with other ranks. A rank that leaves its
     optimizer out where its own loss is not finite falls a step behind the others; one whose scheduler looks
-    at a loss that it alone has goes on with another learning rate; one that accumulates gradients over
-    another number of steps has trained on other sums.
+    at a loss that it alone has goes on with another learning rate.
 
     Args:
         stages: of this rank.
@@ -90,7 +68,6 @@ class TrainedAlike:
         self._before: dict[int, tuple[int, int]] = {}
         self._stepped_alike: dict[int, int] = {}
         self._rates_alike: dict[int, int] = {}
-        self._rhythms: dict[int, tuple[_Rhythm, _Rhythm]] = {}
         before_optimizers_step(self, TrainedAlike._before_step)
 
     def numbers(self) -> tuple[int, int]:
@@ -108,8 +85,7 @@ class TrainedAlike:
 
         Warns:
             UserWarning: one of the two was stepped since the last comparison, or its learning rate has
-                changed, and the other's not, which has not been so before; or they are stepped after other
-                numbers of training steps.
+                changed, and the other's not, which has not been so before.
         """
         ours, others = _Training.of_numbers(mine), _Training.of_numbers(theirs)
         if -1 in (ours.steps, others.steps):
@@ -128,24 +104,8 @@ class TrainedAlike:
                 "ranks, and give one that looks at a loss (ReduceLROnPlateau) the same number everywhere: "
                 "broadcast the mean of the last stage's losses"
             )
-        rhythm = self._other_rhythm(rank, peer, stepped=stepped, other=other)
-        if text or rhythm:
-            warnings.warn(text or rhythm, UserWarning, stacklevel=6)
-
-    def _other_rhythm(self, rank: int, peer: int, *, stepped: bool, other: bool) -> str:
-        """What is said of ranks that both step in a rhythm, and in two; once."""
-        mine, theirs = self._rhythms.setdefault(peer, (_Rhythm(), _Rhythm()))
-        if min(mine.repeats, theirs.repeats) >= _HABIT and mine.every != theirs.every:
-            return ""  # it was said
-        mine.note(stepped=stepped)
-        theirs.note(stepped=other)
-        if min(mine.repeats, theirs.repeats) < _HABIT or mine.every == theirs.every:
-            return ""
-        return (
-            f"an optimizer steps the weights of rank {rank} after every {mine.every} training steps, and "
-            f"those of rank {peer} after every {theirs.every}: gradients of the model's stages are sums over "
-            "other numbers of batches. Accumulate over as many on all ranks"
-        )
+        if text:
+            warnings.warn(text, UserWarning, stacklevel=6)
 
     def _before_step(self, optimizer: Optimizer) -> None:
         if optimizer not in self._first_rates and not steps_any_of(optimizer, self._stages):
