@@ -15,6 +15,7 @@ from partita.planning.costs.tied_gradients import tied_messages
 from partita.planning.cutting._cuts import Cuts
 from partita.planning.generators.making.problem import Problem, scheduling_problem
 from partita.planning.hardware.cluster import Cluster
+from partita.planning.schedules.schedule import Schedule
 from partita.planning.searching.layouts import Layout
 from partita.planning.searching.orders.clock import (
     Pass,
@@ -31,6 +32,9 @@ __all__ = ["Case", "Trial"]
 
 _ROWS_KEPT = 1_000
 """Of so many rows it is remembered what they hold."""
+
+_SCHEDULES_KEPT = 100
+"""So many schedules are remembered."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,7 @@ class Case:
         self._stages: dict[tuple[int, int, Regions, SharedOnRank], StageCost] = {}
         self._options: dict[tuple[int, int], list[Regions]] = {}
         self._states: dict[int, tuple[Sequence[Pass], list[State]]] = {}
+        self._schedules: dict[tuple[object, ...], tuple[Rows, Schedule]] = {}
         self._limits = [cluster.memory(rank) for rank in range(cluster.ranks)]
         self._sends_tied = any(tied.gradient_bytes for tied in costs.tied)
 
@@ -194,6 +199,16 @@ class Case:
             self._states[id(row)] = row, row_states(row)
         return self._states[id(row)][1]
 
+    def _schedule_of(self, layout: Layout, rows: Rows) -> Schedule:
+        """`make_schedule`, remembered for rows that are tried with other costs again."""
+        key = (layout.stage_ranks, *map(id, rows))
+        if key not in self._schedules:
+            if len(self._schedules) >= _SCHEDULES_KEPT:
+                self._schedules.clear()
+            schedule = make_schedule("", layout.stage_ranks, self.microbatches, rows)
+            self._schedules[key] = list(rows), schedule
+        return self._schedules[key][1]
+
     def _regions_that_fit(
         self,
         layout: Layout,
@@ -209,7 +224,7 @@ class Case:
         What one stage frees beyond that stays free for other orders, unless it is to be done `tightly`.
         """
         chosen, shared = list(regions), self.shared(layout, cuts)
-        peaks = self.peaks(layout, cuts, regions, rows) if self._sends_tied else ()
+        peaks = self.peaks(layout, cuts, regions, rows) if self._sends_tied and tightly else ()
         for rank in (rank for rank, excess in enumerate(over) if excess > 0):
             limit, states = self.cluster.memory(rank), self._states_of(rows[rank])
             if limit is None:
@@ -218,8 +233,9 @@ class Case:
             costs = {
                 stage: self.stage(cuts[stage], cuts[stage + 1], chosen[stage], shared[stage]) for stage in own
             }
-            if peaks:  # what a row does not know of
-                limit -= peaks[rank] - peak_of(states, costs)
+            if self._sends_tied:  # what a row does not know of
+                peak = peaks[rank] if tightly else int(over[rank]) + limit
+                limit -= peak - peak_of(states, costs)
             for stage in own:
                 if not self._choose(chosen, costs, shared[stage], stage, cuts, states, limit):
                     break
@@ -267,9 +283,11 @@ class Case:
         of_stages = self.stages(layout, cuts, regions)
         if self._sends_tied:
             tied = tied_messages(self.costs, cuts)
-            sending = [replace(cost, tied_gradients=to) for cost, to in zip(of_stages, tied, strict=True)]
-            schedule = make_schedule("", layout.stage_ranks, self.microbatches, rows)
-            return peak_bytes(schedule, sending)
+            sending = [
+                replace(cost, tied_gradients=to) if to else cost
+                for cost, to in zip(of_stages, tied, strict=True)
+            ]
+            return peak_bytes(self._schedule_of(layout, rows), sending)
         for stage, rank in enumerate(layout.stage_ranks):
             costs[rank][stage] = of_stages[stage]
         with_messages = any(it.arriving_bytes or it.arriving_gradient_bytes for it in of_stages)
