@@ -74,6 +74,11 @@ class Effects:
         ]
 
     @property
+    def written(self) -> set[int]:
+        """Ids of the storages that nodes write."""
+        return {storage for effect in self.by_position.values() for storage in self.storages_written(effect)}
+
+    @property
     def random(self) -> list[int]:
         """Positions of the nodes that draw random numbers."""
         return [position for position, effect in self.by_position.items() if effect.random]

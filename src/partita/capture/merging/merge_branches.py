@@ -162,9 +162,7 @@ def _same_bits(left: Tensor, right: Tensor) -> bool:
 
 def _unwritten_constants(module: GraphModule, effects: Effects) -> Iterator[Node]:
     """The nodes that get a constant which nothing in the graph writes to."""
-    written = {
-        storage for effect in effects.by_position.values() for storage in effects.storages_written(effect)
-    }
+    written = effects.written
     for node in module.graph.nodes:
         if node.op == "get_attr" and written.isdisjoint(effects.storages_of([node])):
             yield node

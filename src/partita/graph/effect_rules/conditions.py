@@ -78,10 +78,16 @@ class OnlyIf(_Target):
 
     def __call__(self, condition: bool | None, *args: Any, **kwargs: Any) -> Any:
         """Return the function's result where ``condition`` has this truth, else None."""
-        # Asked for its truth: to a compiler it may be a symbol, which *is* neither True nor False.
-        if condition is None or (not condition if self.truth else condition):
+        if condition is None or _is_other(condition, self.truth):
             return None
         return self.target(*args, **kwargs)
+
+
+def _is_other(condition: bool, truth: bool) -> bool:
+    """Whether a condition has another truth. It is asked for it: to a compiler it may be a symbol, which *is*
+    neither True nor False.
+    """
+    return not condition if truth else condition
 
 
 def choose(condition: bool | None, if_true: Any, otherwise: Any) -> Any:
@@ -100,7 +106,7 @@ def require_condition(condition: bool | None, captured: bool, place: str, reason
     Raises:
         ExecutionError: names the line that asks, and what to do.
     """
-    if condition is not None and (not condition if captured else condition):
+    if condition is not None and _is_other(condition, captured):
         raise ExecutionError(
             f"the model asks whether {place or 'a tensor is true'}, and takes another way now that it is "
             f"{condition}: the graph was captured where it is {captured}, and holds that way only, because "

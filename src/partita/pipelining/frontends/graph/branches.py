@@ -21,7 +21,13 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from partita.graph.attributes import lookup
-from partita.graph.effect_rules.conditions import OnlyIf, choose, depends_on_branch, reads_condition
+from partita.graph.effect_rules.conditions import (
+    OnlyIf,
+    choose,
+    depends_on_branch,
+    is_branch_function,
+    reads_condition,
+)
 from partita.graph.effect_rules.node_effect import PURE
 from partita.graph.effects import Effects, analyse, metadata
 from partita.pipelining.frontends.graph.writes import written_apart
@@ -31,10 +37,9 @@ __all__ = ["branch_nodes", "repeat_branches", "trained_in_a_branch"]
 
 def branch_nodes(whole: GraphModule) -> Iterator[Node]:
     """The nodes whose values can't be sent, because a branch on data decides what they are."""
-    once = _computed_once(whole, _trained(whole))
-    for node in whole.graph.nodes:
-        if node.op == "call_function" and depends_on_branch(node) and node not in once:
-            yield node
+    depending = [node for node in whole.graph.nodes if node.op == "call_function" and depends_on_branch(node)]
+    once = _computed_once(whole, _trained(whole)) if depending else ()
+    return (node for node in depending if node not in once)
 
 
 def repeat_branches(whole: GraphModule, assignment: dict[str, int]) -> None:
@@ -161,6 +166,8 @@ def trained_in_a_branch(whole: GraphModule, values: Mapping[str, Any]) -> dict[s
     Args:
         values: of the nodes, by name, in the branch of the example.
     """
+    if not any(is_branch_function(node.target) for node in whole.graph.nodes):
+        return {}
     trained = _trained(whole)
     once = _computed_once(whole, trained)
     of_branches: dict[str, Tensor] = {}

@@ -57,9 +57,7 @@ def repeat_masks(whole: GraphModule, assignment: dict[str, int]) -> None:
 
 def _followers(whole: GraphModule) -> dict[Node, frozenset[Node]]:
     effects, numbers, inside = analyse(whole), Sizes.of(whole).numbers, inside_levels(whole)
-    written = {
-        storage for effect in effects.by_position.values() for storage in effects.storages_written(effect)
-    }
+    written = effects.written
     followers: dict[Node, frozenset[Node]] = {}
     for position, node in enumerate(effects.nodes):
         value = metadata(node)
