@@ -4,6 +4,7 @@ comments and docstrings take no more lines than they need, and no call is stretc
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -162,3 +163,37 @@ def test_every_package_says_what_it_is() -> None:
         path for path, lines in SOURCES.items() if path.endswith("__init__.py") and "Placeholder" in lines
     ]
     assert not silent
+
+
+LONG_BODY = 40
+"""Lines. A longer body says with at least two comments what its phases are."""
+
+
+def _uncommented_long_bodies(source: str) -> Iterator[tuple[int, str]]:
+    lines = source.splitlines()
+    for function in ast.walk(ast.parse(source)):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        body = function.body[1:] if ast.get_docstring(function) else function.body
+        if not body or (end := function.end_lineno or 0) - body[0].lineno < LONG_BODY:
+            continue
+        comments = [line for line in lines[body[0].lineno - 2 : end] if line.lstrip().startswith("# ")]
+        if len(comments) < 2:
+            yield function.lineno, function.name
+
+
+def test_long_bodies_are_seen() -> None:
+    body = "".join(f"    a = {number}\n" for number in range(LONG_BODY))
+    assert not list(_uncommented_long_bodies(f"def short():\n{body}"))
+    assert list(_uncommented_long_bodies(f"def long():\n    # One.\n{body}    b = 1\n")) == [(1, "long")]
+    assert not list(_uncommented_long_bodies(f"def long():\n    # One.\n{body}    # Two.\n    b = 1\n"))
+
+
+def test_long_bodies_name_their_phases() -> None:
+    bodies = [
+        f"{name}:{line} {function}"
+        for name, lines in SOURCES.items()
+        if name.startswith("src")
+        for line, function in _uncommented_long_bodies("\n".join(lines))
+    ]
+    assert not bodies, f"functions of over {LONG_BODY} lines without a comment for each phase: {bodies}"

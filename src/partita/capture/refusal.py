@@ -72,6 +72,7 @@ def check_call(model: nn.Module, args: tuple[Any, ...]) -> None:
         CaptureError: ``model`` is no module of Python code, is compiled, has parameters without a shape,
             reduces gradients by itself or is tensor parallel; or ``args`` is no tuple.
     """
+    # What is not given as Python code with arguments.
     if not isinstance(model, nn.Module):
         raise CaptureError(
             f"the model is a torch.nn.Module, got {type(model).__name__}: call it in the forward of a module"
@@ -91,6 +92,7 @@ def check_call(model: nn.Module, args: tuple[Any, ...]) -> None:
         raise CaptureError(
             f"args is a tuple of positional arguments, got {type(args).__name__}: write (x,) for a single one"
         )
+    # Parameters that are not there yet, or on other ranks too.
     lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
     if lazy:
         raise CaptureError(

@@ -50,6 +50,7 @@ def run_demo(settings: DemoSettings, out: Path, console: Console) -> DemoResult:
         UsageError: an option that can't be used, an output folder that can't be written to.
         ExecutionError: a process failed.
     """
+    # What can be refused is refused before anything runs.
     check_writable(out)
     settings.check_schedule()
     corpus = read_corpus()
@@ -66,6 +67,7 @@ def run_demo(settings: DemoSettings, out: Path, console: Console) -> DemoResult:
         )
         introduce(console, settings, corpus, plan)
         processes = settings.processes
+        # The same training twice: uncut on one process, then cut.
         uncut = train_and_watch(
             lambda: launch(train_uncut, 1, settings, scratch, name="uncut training"),
             progress,
@@ -83,6 +85,7 @@ def run_demo(settings: DemoSettings, out: Path, console: Console) -> DemoResult:
             [folder / f"rank{rank}.jsonl" for rank in range(processes)],
             other=uncut,
         )
+        # The weights after it, then the page.
         comparison = compare_parameters(
             folder / "uncut.safetensors",
             [folder / f"stage{stage}.safetensors" for stage in range(settings.number_of_stages)],

@@ -94,6 +94,7 @@ def train_rank(settings: DemoSettings, plan_text: str, folder: str) -> None:
     events = EventWriter(Path(folder) / f"rank{rank}.jsonl")
     corpus = read_corpus()
     with ProcessGroupComm.from_group() as comm:
+        # This rank's stages of the model; the rest of it is dropped.
         pipe = pipeline(build_model(settings), (example(settings),), plan=Plan.from_json(plan_text))
         schedule = pipe.schedule(next_byte_loss, comm=comm, seed=settings.seed)
         stages = schedule.stages
@@ -108,6 +109,7 @@ def train_rank(settings: DemoSettings, plan_text: str, folder: str) -> None:
                 schedule.tracer = tracer
             losses: list[Tensor] = []
             inputs, target = _batch(corpus, settings, step)
+            # A step, timed from when all ranks are ready to when all are done.
             comm.barrier()
             started = time.perf_counter()
             optimizer.zero_grad()
@@ -115,6 +117,7 @@ def train_rank(settings: DemoSettings, plan_text: str, folder: str) -> None:
             optimizer.step()
             comm.barrier()
             seconds = time.perf_counter() - started
+            # What the report shows of it.
             if has_loss:
                 events.write("step", step=step, loss=_mean(losses), seconds=seconds)
             if last:

@@ -152,6 +152,7 @@ def proven(
     unkept: dict[str, None] = {}
     apart: list[GradModeDifference] = []
     equal_on: dict[GraphModule, tuple[bool, Sample]] = {}
+    # Each mode on each sample. What is no proof ends it.
     for training, graph in graphs.items():
         generate_code(graph)  # for all of its copies
         names = [node.name for node in graph.graph.find_nodes(op="placeholder", sort=True)]
@@ -178,10 +179,12 @@ def proven(
     kinds = ", ".join(dict.fromkeys(seen))
     exact = "bit for bit" if tolerance.exact else f"within rtol={tolerance.rtol:g}, atol={tolerance.atol:g}"
     modes = " and ".join("training" if training else "evaluation" for training in graphs)
+    # Where it differs without gradients by more than rounding, the graph refuses to run so.
     gravest = min(apart, key=lambda one: one.rounding, default=None)
     if gravest is not None and not gravest.rounding:
         for graph in {id(graph): graph for graph in graphs.values()}.values():
             refuse_without_gradients(graph, gravest)
+    # Where it differs under another autocast, the graph refuses to run under that.
     devices = {tensor.device.type for tensor in _tensors(model, args, kwargs)}
     for graph, (training, sample) in equal_on.items():
         with in_mode(model, training), in_mode(graph, training):

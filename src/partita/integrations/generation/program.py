@@ -87,10 +87,12 @@ def prepare(model: Any, inputs: Any, kwargs: Mapping[str, Any]) -> PreparedGener
         ArgumentError: a way of decoding that is not followed here, or a cache that is not empty.
         ValueError: what ``generate`` refuses.
     """
+    # `generate` reads all options by itself, and stops before its first token.
     for name in ("custom_generate", "assistant_model", "streamer", "synced_gpus"):
         if kwargs.get(name) is not None:
             raise ArgumentError(_REFUSED[name])
     prepared: PreparedGeneration = model.generate(inputs, custom_generate=_keep, **kwargs)
+    # Ways of decoding that need more than one call of the model a token.
     config = prepared.config
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
@@ -110,10 +112,12 @@ def prepare(model: Any, inputs: Any, kwargs: Mapping[str, Any]) -> PreparedGener
             "streams of its own: leave it out, since each stage keeps those of its own layers only, and give "
             "smaller batches or more stages where they are still too large"
         )
+    # What would be collected of all stages.
     _check_processors(model, prepared)
     for name in ("output_attentions", "output_hidden_states"):
         if getattr(config, name):
             raise ArgumentError(f"{name} collects tensors of all stages: leave it out")
+    # A cache begins empty, and is of a kind whose layers can lie on several stages.
     for name in _CACHE_ARGUMENTS:
         cache = prepared.model_kwargs.get(name)
         if cache is not None and not isinstance(cache, Cache):

@@ -82,6 +82,8 @@ def stateless(graph: GraphModule, owner: nn.Module, shared: Collection[str] = ()
     _put_bodies_in(copy, owner)
     use_flat_signature(copy)
     module = lazy_module(copy, "StatelessStage", training=graph.training)
+    # One argument for each tensor of the state, in the order of first use; where autograd must see each use
+    # by itself, one for each use.
     state: list[str] = []
     flags: list[tuple[str, bool]] = []
     # where arguments go; a stage that is computed of its state alone has no inputs to put them before
@@ -129,6 +131,7 @@ def stateless(graph: GraphModule, owner: nn.Module, shared: Collection[str] = ()
                 flags.append((str(node.target), value))
             _write_in(node, value)
         copy.erase_node(node)
+    # Equal stages get equal code, and the compiler nothing that breaks the graph.
     repeated_inputs = _repeat_inputs(copy, start, len(state), shared)
     for part in graphs:
         _count_by_function(part)
@@ -137,6 +140,7 @@ def stateless(graph: GraphModule, owner: nn.Module, shared: Collection[str] = ()
     for node in copy.find_nodes(op="call_module"):
         if node.target in recomputed:
             _read_outside(node, module.get_submodule(node.target))
+    # What is read outside of the compiled function is read before it.
     conditions = _read_conditions_before(module, start)
     for name in recomputed:  # from here on what it does is unknown to an analysis
         module.add_module(name, RecomputedRegion(module.get_submodule(name)))

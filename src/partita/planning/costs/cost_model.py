@@ -67,11 +67,13 @@ class CostModel:
 
     def __post_init__(self) -> None:
         require_count(len(self.units), "the number of units")
+        # Each unit is known by its name.
         seen: set[str] = set()
         for unit in self.units:
             if unit.name in seen:
                 raise PlanError(f"two units are named {unit.name!r}: give each its own name")
             seen.add(unit.name)
+        # A number for each border, or for each unit.
         between = len(self.units) - 1
         for what in (
             "crossing_bytes",
@@ -90,6 +92,7 @@ class CostModel:
                 raise PlanError(f"{what} has {len(sizes)} numbers for {len(self.units)} units: give {count}")
             for index, size in enumerate(sizes):
                 require_amount(size, f"{what}[{index}]")
+        # What refers to units and borders by number.
         for border in self.borders or ():
             if not 0 <= border < between:
                 raise PlanError(

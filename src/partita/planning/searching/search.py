@@ -80,6 +80,7 @@ def search(
     >>> best.makespan_s  # 4 microbatches take each rank 36 s, and the last one gets its first input after 3
     37.0
     """
+    # Numbers and names that can't be.
     require_count(microbatches, "microbatches")
     require_copies(parameter_copies, "parameter_copies")
     if for_equal_stages is not None:
@@ -92,6 +93,7 @@ def search(
     kinds = [get_schedule(name) for name in names if name.lower() != LIST.lower()]
     if schedules is None:
         kinds = [kind for kind in kinds if kind.trains]
+    # What cannot fit, whatever the schedule, needs no search.
     case = Case(costs, cluster, microbatches, parameter_copies, recompute)
     with_lists = schedules is None or len(kinds) < len(names)
     request = SearchRequest(
@@ -100,6 +102,7 @@ def search(
     shortage = too_little_memory(case, trains=request.trains)
     if shortage is not None:
         raise infeasible(request, shortage)
+    # The fastest of each kind; then, where asked for, the same with more stages that are equal.
     with no_garbage_collection():
         explorer = explore(case, kinds, stages_per_rank, with_lists=with_lists, progress=progress)
         fitting = [trial for trial in explorer.ranked() if trial.fits]

@@ -59,6 +59,7 @@ def block_costs(
     borders = _unit_borders(model, recording, stages)
     bytes_at = _bytes_across(recording, [moment.position for moment in borders])
     state = dict(model.named_parameters())
+    # A parameter counts in the first unit that uses it.
     seen: set[str] = set()
     units = []
     ends = [*borders, Moment(("", 0, True), recording.count, recording.seconds)]

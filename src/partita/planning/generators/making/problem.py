@@ -181,6 +181,7 @@ def scheduling_problem(
     The capacity of a rank without a limit is infinite, and that of one whose parameters alone are too much
     is negative.
     """
+    # What the ranks have: links, speeds, and the memory that parameters leave.
     down, up = travel_s(costs, stage_ranks, cluster)
     speeds = [cluster.speed(rank) for rank in stage_ranks]
     capacity: list[float] = []
@@ -190,6 +191,7 @@ def scheduling_problem(
     for rank, cost in zip(stage_ranks, costs, strict=True):
         capacity[rank] -= cost.static_bytes
 
+    # What a pass takes beside its own computing: messages held, and handled.
     beside = _most_messages(costs, stage_ranks)
     down_work, up_work = _handling_s(costs, stage_ranks, cluster)
 

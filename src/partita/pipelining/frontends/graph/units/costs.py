@@ -110,6 +110,7 @@ def cost_model(
         PlanError: a unit can't be run, as one whose backward pass raises.
         CaptureError: on the meta device, a shape or number depends on data; names the node and its line.
     """
+    # Run each kind of unit alone: for its memory, then for its times.
     tensors = [value for value in (*gm.parameters(), *gm.buffers(), *args) if isinstance(value, Tensor)]
     devices = sorted({tensor.device for tensor in tensors if tensor.device.type == "cuda"}, key=str)
     with torch.random.fork_rng(devices), torch.enable_grad():
@@ -122,6 +123,7 @@ def cost_model(
                 run.compile(compile_options)
         measured = pass_times(runs, meter_for(tensors, speeds), repeats, progress)
     times = dict(zip(map(id, runs), measured, strict=True))
+    # Attribute what is kept, over all units.
     placeholders = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
     kept = kept_memory(
         units,
@@ -130,6 +132,7 @@ def cost_model(
         results=[node.name for node in gm.graph.output_node().all_input_nodes],
         written=[unit.written for unit in units],
     )
+    # One row a unit.
     sizes = {gap.after: gap.bytes for gap in _borders(gm)}
     unit_nodes = list(_unit_nodes(gm, ends))
     parameters = [_parameters(gm, nodes) for nodes in unit_nodes]
