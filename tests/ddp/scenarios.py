@@ -296,6 +296,46 @@ def accumulation(rank: int) -> None:
     compare(models.mlp, rank, train)
 
 
+class TwoSparse(nn.Module):
+    """Sparse embeddings before a dense layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(40, 8, sparse=True)
+        self.bag = nn.EmbeddingBag(30, 8, sparse=True, mode="sum")
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.out(self.words(rows).mean(1) + self.bag(rows % 30))
+        return result
+
+
+@scenario
+def sparse_gradients(rank: int) -> None:
+    """Two passes a step, of which the first is not synchronised in every other step."""
+
+    def train(module: Any, rank: int) -> list[Any]:
+        owner = getattr(module, "module", module)
+        optimizers = [
+            torch.optim.SparseAdam([owner.words.weight, owner.bag.weight], 0.1),
+            torch.optim.Adam(owner.out.parameters(), 0.1),
+        ]
+        seen: list[Any] = []
+        for step in range(4):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            for half in range(2):
+                drawn = torch.Generator().manual_seed(100 * step + 10 * half + rank)
+                with module.no_sync() if step % 2 and not half else nullcontext():
+                    loss_of(module(torch.randint(40, (4, 3), generator=drawn))).backward()
+            seen += [parameter.grad.to_dense() for parameter in owner.parameters()]
+            for optimizer in optimizers:
+                optimizer.step()
+        return [*seen, *(value.clone() for value in owner.state_dict().values())]
+
+    compare(TwoSparse, rank, train)
+
+
 @scenario
 def local_gradients(rank: int) -> None:
     """Within no_sync nothing is reduced."""

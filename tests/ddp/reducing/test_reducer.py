@@ -19,12 +19,21 @@ from partita.errors import ExecutionError
 from partita.planning import BucketPlan
 
 
-def test_sparse_gradients_from_elsewhere_are_refused_by_name() -> None:
+@pytest.mark.parametrize(
+    ("sparse", "message"),
+    [
+        (True, "the gradient of 'weight' is dense, and the parameter is the weight of an"),
+        (False, "the gradient of 'weight' is sparse, and the parameter is not the weight of an"),
+    ],
+)
+def test_gradients_of_another_layout_than_the_embedding_says_are_refused_by_name(
+    sparse: bool, message: str
+) -> None:
     def body(comm: Any) -> None:
-        module: Any = replicate(seeded(lambda: nn.Embedding(5, 3)), comm)
-        nn.functional.embedding(torch.tensor([1]), module.weight, sparse=True).sum().backward()
+        module: Any = replicate(seeded(lambda: nn.Embedding(5, 3, sparse=sparse)), comm)
+        nn.functional.embedding(torch.tensor([1]), module.weight, sparse=not sparse).sum().backward()
 
-    with pytest.raises(ExecutionError, match="the gradient of 'weight' is sparse"):
+    with pytest.raises(ExecutionError, match=message):
         alone(body)
 
 

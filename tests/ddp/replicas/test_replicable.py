@@ -23,6 +23,12 @@ def _scripted() -> Any:
         return torch.jit.script(nn.Linear(2, 2))
 
 
+def _tied_sparse() -> nn.Module:
+    model = nn.Sequential(nn.Embedding(3, 2, sparse=True), nn.Linear(2, 3))
+    model[1].weight = model[0].weight
+    return model
+
+
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
@@ -31,7 +37,7 @@ def _scripted() -> Any:
         (lambda: nn.Linear(2, 2), {"ignored": ["x"]}, "ignored names 'x', which the module does not have"),
         (lambda: nn.Linear(2, 2), {"inner": "fast"}, "inner is 'inductor', 'aot_eager', a PieceRunner, or a"),
         (nn.ReLU, {}, "no parameter that requires a gradient"),
-        (lambda: nn.Embedding(3, 2, sparse=True), {}, "'weight' has sparse gradients, and buckets are dense"),
+        (_tied_sparse, {}, r"'0.weight' is the weight of an embedding with sparse .* of '1' \(Linear\) too"),
         (lambda: nn.Linear(2, 2, device="meta"), {}, "'weight' is on the meta device"),
         (lambda: nn.LazyLinear(2), {}, "'weight' has no shape yet"),
         (lambda: torch.compile(nn.Linear(2, 2)), {}, "compiled already: replicate it first"),

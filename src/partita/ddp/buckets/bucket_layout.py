@@ -10,7 +10,7 @@ rank can tell a parameter that nobody used from one whose gradient is zero.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +48,7 @@ class BucketLayout:
         number: buckets are reduced in this order.
         slots: in the order in which the gradients are expected to get ready.
         elements: of all gradients; the flags come after them.
+        is_sparse: of one parameter, whose gradients are sparse: they have some of these elements.
     """
 
     number: int
@@ -55,10 +56,11 @@ class BucketLayout:
     device: torch.device
     slots: tuple[Slot, ...]
     elements: int
+    is_sparse: bool = False
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the gradients."""
+        """Bytes of the gradients; of a sparse one, if it had all elements."""
         return self.elements * self.dtype.itemsize
 
     @property
@@ -75,6 +77,7 @@ def lay_out(
     cap_bytes: int,
     first_cap_bytes: int | None = None,
     plan: BucketPlan | None = None,
+    sparse: Collection[int] = (),
 ) -> tuple[BucketLayout, ...]:
     """Put every parameter into a bucket.
 
@@ -84,15 +87,24 @@ def lay_out(
         cap_bytes: a bucket is closed as soon as it holds so many bytes.
         first_cap_bytes: the same for the first bucket of each kind.
         plan: names of the parameters of each bucket; the caps are not used then.
+        sparse: indices of the parameters whose gradients are sparse. Each has a bucket of its own, and no
+            place in a plan.
 
     Raises:
         PlanError: a plan that misses a parameter, or names one that there is not.
     """
+    alone = [[index] for index in order if index in sparse]
     if plan is not None:
-        groups = _planned(names, parameters, plan)
+        groups = [*_planned(names, parameters, plan, sparse), *alone]
     else:
-        groups = _capped(names, parameters, order, cap_bytes, first_cap_bytes)
-    return tuple(_laid(number, group, names, parameters) for number, group in enumerate(groups))
+        dense = [index for index in order if index not in sparse]
+        groups = [*_capped(names, parameters, dense, cap_bytes, first_cap_bytes), *alone]
+        place = {index: position for position, index in enumerate(order)}
+        groups.sort(key=lambda group: max(place[index] for index in group))
+    return tuple(
+        _laid(number, group, names, parameters, is_sparse=group[0] in sparse)
+        for number, group in enumerate(groups)
+    )
 
 
 def _kind(parameter: torch.Tensor) -> tuple[torch.dtype, torch.device]:
@@ -124,22 +136,24 @@ def _capped(
             first_bucket_cap_bytes=first_cap_bytes,
         ).buckets
         groups += [[index_of[name] for name in bucket] for bucket in buckets]
-    return sorted(groups, key=lambda group: max(place[index] for index in group))
+    return groups
 
 
-def _planned(names: Sequence[str], parameters: Sequence[torch.Tensor], plan: BucketPlan) -> list[list[int]]:
-    index_of = {name: index for index, name in enumerate(names)}
+def _planned(
+    names: Sequence[str], parameters: Sequence[torch.Tensor], plan: BucketPlan, sparse: Collection[int]
+) -> list[list[int]]:
+    index_of = {name: index for index, name in enumerate(names) if index not in sparse}
     planned = [name for bucket in plan.buckets for name in bucket]
     unknown = sorted(set(planned) - index_of.keys())
     if unknown:
         raise PlanError(
-            f"the bucket plan names {unknown[0]!r}, which is no trainable parameter of the module: make the "
-            "plan from its named_parameters()"
+            f"the bucket plan names {unknown[0]!r}, which is no trainable parameter of the module with dense "
+            "gradients: make the plan from its named_parameters()"
         )
-    missing = [name for name in names if name not in set(planned)]
+    missing = [name for name in index_of if name not in set(planned)]
     if missing:
         raise PlanError(
-            f"the bucket plan leaves out {len(missing)} of {len(names)} parameters, {missing[0]!r} among "
+            f"the bucket plan leaves out {len(missing)} of {len(index_of)} parameters, {missing[0]!r} among "
             "them: put each into a bucket"
         )
     twice = sorted(name for name, times in Counter(planned).items() if times > 1)
@@ -155,7 +169,12 @@ def _planned(names: Sequence[str], parameters: Sequence[torch.Tensor], plan: Buc
 
 
 def _laid(
-    number: int, group: Sequence[int], names: Sequence[str], parameters: Sequence[torch.Tensor]
+    number: int,
+    group: Sequence[int],
+    names: Sequence[str],
+    parameters: Sequence[torch.Tensor],
+    *,
+    is_sparse: bool,
 ) -> BucketLayout:
     slots, offset = [], 0
     for index in group:
@@ -163,7 +182,7 @@ def _laid(
         slots.append(Slot(index, names[index], offset, tuple(parameter.shape), _strides(parameter)))
         offset += parameter.numel()
     dtype, device = _kind(parameters[group[0]])
-    return BucketLayout(number, dtype, device, tuple(slots), offset)
+    return BucketLayout(number, dtype, device, tuple(slots), offset, is_sparse)
 
 
 def _strides(parameter: torch.Tensor) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from partita.listing import first_few
 
 if TYPE_CHECKING:
     from partita.ddp.buckets.bucket_layout import BucketLayout
-    from partita.ddp.buckets.reduction import Reduction
+    from partita.ddp.buckets.sparse_reduction import AnyReduction
     from partita.runtime import Recorder
 
 __all__ = ["BucketRow", "BucketTimes", "PassTimes", "bucket_rows", "bucket_table", "record_spans"]
@@ -34,7 +34,7 @@ class BucketTimes:
     exposed_s: float
 
     @classmethod
-    def of(cls, reduction: Reduction, ready_s: Mapping[int, float], started_s: float) -> BucketTimes:
+    def of(cls, reduction: AnyReduction, ready_s: Mapping[int, float], started_s: float) -> BucketTimes:
         """From a finished reduction; ``ready_s`` and ``started_s`` are times of the clock."""
         ready = [ready_s[slot.index] for slot in reduction.layout.slots if slot.index in ready_s]
         return cls(
@@ -64,7 +64,7 @@ class PassTimes:
     @classmethod
     def of(
         cls,
-        reductions: Sequence[Reduction],
+        reductions: Sequence[AnyReduction],
         ready_s: Mapping[int, float],
         names: Sequence[str],
         started_s: float,
@@ -109,7 +109,7 @@ def bucket_rows(buckets: Sequence[BucketLayout], times: PassTimes | None) -> tup
     return tuple(rows)
 
 
-def record_spans(tracer: Recorder, reductions: Sequence[Reduction]) -> None:
+def record_spans(tracer: Recorder, reductions: Sequence[AnyReduction]) -> None:
     """Record a span for each bucket from sending to its mean, and one for each wait."""
     for reduction in reductions:
         number, size = reduction.layout.number, reduction.layout.size_bytes

@@ -20,10 +20,11 @@ class BucketSet:
     Args:
         names: one a parameter.
         order: indices of the parameters, in the order in which their gradients are expected.
+        sparse: indices of those whose gradients are sparse.
 
     Attributes:
         layouts: in the order in which they are sent.
-        memory: one a bucket.
+        memory: one a bucket; None for a sparse one.
         bucket_of: by parameter index.
         version: counts changes; what was made for another version is out of date.
 
@@ -37,12 +38,14 @@ class BucketSet:
         parameters: Sequence[torch.nn.Parameter],
         order: Sequence[int],
         settings: ReducerSettings,
+        sparse: frozenset[int] = frozenset(),
     ) -> None:
+        self.sparse = sparse
         self._names = names
         self._parameters = parameters
         self._settings = settings
         self.layouts: tuple[BucketLayout, ...] = ()
-        self.memory: list[BucketMemory] = []
+        self.memory: list[BucketMemory | None] = []
         self.bucket_of: list[int] = []
         self.version = 0
         self.lay_out(order, settings.plan)
@@ -60,6 +63,7 @@ class BucketSet:
             cap_bytes=self._settings.cap_bytes,
             first_cap_bytes=self._settings.first_cap_bytes,
             plan=plan,
+            sparse=self.sparse,
         )
         if [set(bucket.names) for bucket in layouts] == [set(bucket.names) for bucket in self.layouts]:
             return
@@ -68,5 +72,5 @@ class BucketSet:
         for bucket in layouts:
             for slot in bucket.slots:
                 self.bucket_of[slot.index] = bucket.number
-        self.memory = [BucketMemory(bucket) for bucket in layouts]
+        self.memory = [None if bucket.is_sparse else BucketMemory(bucket) for bucket in layouts]
         self.version += 1

@@ -22,7 +22,7 @@ from partita.runtime import Comm, Handle
 from partita.runtime.publish_errors import publish_errors
 from partita.runtime.weight_sample import SAMPLE_FLAGS
 
-__all__ = ["BucketMemory", "PassFlags", "Reduction"]
+__all__ = ["FLAGS", "BucketMemory", "PassFlags", "Reduction", "flag_numbers", "start_sum"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,9 @@ class PassFlags:
     went_well: bool = False
 
 
-_FLAGS = len(astuple(PassFlags())) + SAMPLE_FLAGS
+FLAGS = len(astuple(PassFlags())) + SAMPLE_FLAGS
+"""How many numbers of a bucket are those of the pass."""
+
 _IN_HOOK = "the comm_hook of a replicated module"
 
 
@@ -65,7 +67,7 @@ class BucketMemory:
                     inside += 1
             if storage_users(flat) == 1 + inside:
                 return flat
-        size = self.layout.elements + len(self.layout.slots) + _FLAGS
+        size = self.layout.elements + len(self.layout.slots) + FLAGS
         self._flat = torch.empty(size, dtype=self.layout.dtype, device=self.layout.device)
         return self._flat
 
@@ -112,7 +114,7 @@ class Reduction:
         """Return an element for each flag of the pass and then of the sample: not zero where some rank has
         set it; after `wait`.
         """
-        return self._flat[-_FLAGS:].clone()
+        return self._flat[-FLAGS:].clone()
 
     def _fill(
         self,
@@ -121,21 +123,18 @@ class Reduction:
         pass_flags: PassFlags,
         sample: torch.Tensor | None,
     ) -> None:
-        flags = []
         with torch.no_grad():
             for slot, view in zip(self.layout.slots, self._views, strict=True):
                 gradient = gradients.get(slot.index)
                 if gradient is None:
                     gradient = self._parameters[slot.index].grad
-                flags.append(1.0 if self._used[slot.index] else 0.0)
                 if gradient is None:
                     view.zero_()
                 elif scale != 1.0:
                     torch.mul(gradient, scale, out=view)
                 elif not _lies_at(gradient, self._flat, slot):
                     view.copy_(gradient)
-            flags += [1.0 if flag else 0.0 for flag in astuple(pass_flags)]
-            flags += [0.0] * SAMPLE_FLAGS
+            flags = flag_numbers([self._used[slot.index] for slot in self.layout.slots], pass_flags)
             self._flat[self.layout.elements :].copy_(torch.tensor(flags, dtype=self.layout.dtype))
             if sample is not None:
                 self._flat[-SAMPLE_FLAGS:].copy_(sample)
@@ -145,10 +144,10 @@ class Reduction:
         given.
         """
         if hook is None:
-            return [_start_sum(self._flat, comm)]
+            return [start_sum(self._flat, comm)]
         gradients, flags = self._flat[: self.layout.elements], self._flat[self.layout.elements :]
         with publish_errors(comm, _IN_HOOK):  # the others wait for what it would have sent
-            return [_start_sum(flags, comm), start_averaging(hook, gradients, comm)]
+            return [start_sum(flags, comm), start_averaging(hook, gradients, comm)]
 
     def wait(self) -> None:
         """Wait until the mean is there."""
@@ -173,7 +172,15 @@ class Reduction:
         self._views.clear()
 
 
-def _start_sum(flat: torch.Tensor, comm: Comm) -> Handle:
+def flag_numbers(used: Sequence[bool], flags: PassFlags) -> list[float]:
+    """Return the numbers that end a bucket: a flag for each gradient, those of the pass, and room for a
+    sample of the weights.
+    """
+    return [float(flag) for flag in (*used, *astuple(flags))] + [0.0] * SAMPLE_FLAGS
+
+
+def start_sum(flat: torch.Tensor, comm: Comm) -> Handle:
+    """Start to sum numbers over all ranks, in place."""
     numbers = torch.view_as_real(flat) if flat.is_complex() else flat
     return comm.all_reduce(numbers, tuple(range(comm.size)))
 

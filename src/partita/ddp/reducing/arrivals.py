@@ -17,13 +17,14 @@ from partita.ddp.buckets.bucket_layout import BucketLayout
 from partita.ddp.buckets.bucket_set import BucketSet
 from partita.ddp.buckets.comm_hooks import CommHook
 from partita.ddp.buckets.reduction import PassFlags, Reduction
+from partita.ddp.buckets.sparse_reduction import AnyReduction, SparseReduction
 from partita.ddp.reducing.consensus import Consensus
 from partita.ddp.reducing.gradient import ParameterGradient
 from partita.ddp.reducing.pass_errors import (
     another_gradient,
     changed_parameter,
     failed_everywhere,
-    sparse_gradient,
+    other_layout,
 )
 from partita.ddp.reducing.pass_state import PassState
 from partita.runtime import Comm
@@ -113,7 +114,8 @@ class GradientArrivals:
         """Note that autograd is done with ``grad`` of a parameter: it has added a gradient, or had none to.
 
         Raises:
-            ExecutionError: the gradient is sparse, or its bucket has been sent.
+            ExecutionError: the gradient is sparse, or is not though its embedding says so; or its bucket has
+                been sent.
         """
         # 1. Nothing to send: a pass that is not reduced, a gradient that was offered, or none at all.
         gradient, arrival = self._gradients[index], state.arrivals[index]
@@ -131,8 +133,10 @@ class GradientArrivals:
             return
 
         # 2. What can't be sent.
-        if parameter.grad.layout is not torch.strided:
-            raise failed_everywhere(self._comm, sparse_gradient(gradient.name), "backward")
+        layout = torch.sparse_coo if index in self._buckets.sparse else torch.strided
+        if parameter.grad.layout is not layout:
+            fault = other_layout(gradient.name, parameter.grad)
+            raise failed_everywhere(self._comm, fault, "backward")
         if len(state.reductions) > self._buckets.bucket_of[index]:
             raise failed_everywhere(self._comm, another_gradient(gradient.name), "backward")
 
@@ -188,18 +192,26 @@ class GradientArrivals:
         self, state: PassState, bucket: BucketLayout, flags: PassFlags, sample: torch.Tensor | None = None
     ) -> None:
         arrivals = {slot.index: state.arrivals[slot.index] for slot in bucket.slots}
-        state.reductions.append(
-            Reduction(
-                self._buckets.memory[bucket.number],
+        used = {index: self._gradients[index].used for index in arrivals}
+        memory = self._buckets.memory[bucket.number]
+        reduction: AnyReduction
+        if memory is None:
+            reduction = SparseReduction(
+                bucket, self._parameters, used, self._comm, flags=flags, sample=sample
+            )
+        else:
+            gradients = {index: arrival.value for index, arrival in arrivals.items() if arrival.is_there}
+            reduction = Reduction(
+                memory,
                 self._parameters,
-                {index: arrival.value for index, arrival in arrivals.items() if arrival.is_there},
-                {index: self._gradients[index].used for index in arrivals},
+                gradients,
+                used,
                 self._comm,
                 self._hook,
                 flags=flags,
                 sample=sample,
             )
-        )
+        state.reductions.append(reduction)
         for index, arrival in arrivals.items():  # they lie in the bucket's memory now
             if arrival.is_there:
                 arrival.value, arrival.version = None, grad_version(self._parameters[index])

@@ -15,9 +15,9 @@ __all__ = [
     "another_gradient",
     "changed_parameter",
     "failed_everywhere",
+    "other_layout",
     "raised_on_some",
     "refuse_compiled_autograd",
-    "sparse_gradient",
     "unfinished_pass",
 ]
 
@@ -45,11 +45,14 @@ def refuse_compiled_autograd() -> NoReturn:
     )
 
 
-def sparse_gradient(name: str) -> str:
-    """A parameter has got a sparse gradient."""
+def other_layout(name: str, gradient: torch.Tensor) -> str:
+    """A parameter has got a sparse gradient and is not the weight of a sparse embedding, or the other way."""
+    is_sparse = gradient.layout is not torch.strided
+    has, weight = ("sparse", "not the weight") if is_sparse else ("dense", "the weight")
     return (
-        f"the gradient of {name!r} is sparse, and buckets are dense: build the embedding with sparse=False, "
-        f"or leave the parameter out with ignored=[{name!r}] and reduce it yourself"
+        f"the gradient of {name!r} is {has}, and the parameter is {weight} of an nn.Embedding or "
+        "nn.EmbeddingBag with sparse=True, by which ranks know how to reduce it: let all that uses it agree "
+        f"with that, or leave it out with ignored=[{name!r}] and reduce it yourself"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from partita.ddp.buckets.reduction import Reduction
+from partita.ddp.buckets.sparse_reduction import AnyReduction
 from partita.ddp.reducing.gradient import Arrival
 
 __all__ = ["PassState"]
@@ -28,7 +28,7 @@ class PassState:
     started_s: float = 0.0
     tasks: set[int] = field(default_factory=set)
     root: int | None = None
-    reductions: list[Reduction] = field(default_factory=list)
+    reductions: list[AnyReduction] = field(default_factory=list)
 
     def ready_s(self) -> dict[int, float]:
         """Return when each gradient that has come was there, on the monotonic clock; the first one first."""

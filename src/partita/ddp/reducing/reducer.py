@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,8 +67,10 @@ class Reducer:
     Args:
         names: of the trainable parameters.
         parameters: themselves, in the same order.
+        sparse: the names of those whose gradients are sparse.
 
     Attributes:
+        sparse: the same.
         last: when the buckets of the last synchronised pass were ready, sent and reduced.
         measuring: compiled graphs are cut after each gradient.
         samples: when each gradient was ready, for each synchronised pass while `measuring`.
@@ -86,8 +88,11 @@ class Reducer:
         comm: Comm,
         settings: ReducerSettings,
         tracer: Recorder = NULL_TRACER,
+        *,
+        sparse: Collection[str] = (),
     ) -> None:
         self.names = tuple(names)
+        self.sparse = frozenset(sparse)
         self.parameters = tuple(parameters)
         self.comm = comm
         self.last: PassTimes | None = None
@@ -101,7 +106,8 @@ class Reducer:
         self._plan = settings.plan
         self._tracer = tracer
         self._consensus = Consensus(comm, count, check_graphs=settings.check_graphs)
-        self._buckets = BucketSet(self.names, self.parameters, self._consensus.order, settings)
+        numbers = frozenset(number for number, name in enumerate(self.names) if name in self.sparse)
+        self._buckets = BucketSet(self.names, self.parameters, self._consensus.order, settings, numbers)
         self._runs = CompiledRuns(self.parameters)
         self._gradients = [
             ParameterGradient(name, parameter, late=name in settings.late)

@@ -122,6 +122,8 @@ def plan_from_samples(reducer: Reducer, cluster: Cluster, *, margin: float) -> B
     last_s = max(slowest_s.values())
     kinds: dict[tuple[torch.dtype, torch.device], list[Gradient]] = {}
     for name, parameter in zip(reducer.names, reducer.parameters, strict=True):
+        if name in reducer.sparse:  # a bucket of its own in any plan
+            continue
         gradient = Gradient(name, parameter.nbytes, slowest_s.get(name, last_s))
         kinds.setdefault((parameter.dtype, parameter.device), []).append(gradient)
     plans = [

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from partita.errors import ArgumentError
 
-__all__ = ["check_replicable"]
+__all__ = ["check_replicable", "sparse_weights"]
+
+_EMBEDDINGS = nn.Embedding, nn.EmbeddingBag
 
 
 def check_replicable(
@@ -57,11 +59,23 @@ def check_replicable(
             raise ArgumentError(
                 f"parameter {name!r} is on the meta device: load or initialise it before replicate()"
             )
+    sparse = sparse_weights(module, trained)
     for name, child in module.named_modules():
-        if isinstance(child, (nn.Embedding, nn.EmbeddingBag)) and child.sparse:
-            weight = f"{name}.weight" if name else "weight"
-            if weight in trained:
+        if isinstance(child, _EMBEDDINGS) and child.sparse:
+            continue
+        for parameter in child.parameters(recurse=False):
+            tied = next((weight for weight in sparse if trained[weight] is parameter), None)
+            if tied is not None:
                 raise ArgumentError(
-                    f"{weight!r} has sparse gradients, and buckets are dense: build the embedding with "
-                    f"sparse=False, or leave it out with ignored=[{weight!r}] and reduce it yourself"
+                    f"{tied!r} is the weight of an embedding with sparse gradients and a parameter of "
+                    f"{name!r} ({type(child).__name__}) too, whose gradients are dense: build the embedding "
+                    "with sparse=False"
                 )
+
+
+def sparse_weights(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> frozenset[str]:
+    """Return the names of the parameters that get sparse gradients."""
+    weights = {
+        id(child.weight) for child in module.modules() if isinstance(child, _EMBEDDINGS) and child.sparse
+    }
+    return frozenset(name for name, parameter in trained.items() if id(parameter) in weights)

@@ -25,7 +25,7 @@ from partita.ddp.reducing.tuning import MARGIN, measure_links_of, plan_from_samp
 from partita.ddp.replicas.broadcast import StateBroadcast, check_equal, difference_from_rank_0
 from partita.ddp.replicas.module_watch import ModuleWatch
 from partita.ddp.replicas.owners import Owners
-from partita.ddp.replicas.replicable import check_replicable
+from partita.ddp.replicas.replicable import check_replicable, sparse_weights
 from partita.errors import ExecutionError, ReplicasDiffer
 from partita.planning import BucketPlan, Cluster
 from partita.runtime import Comm, Recorder
@@ -72,13 +72,18 @@ class Replication:
         }
         taken = {name for name, value in trained.items() if REPLICATIONS.owner_of(value) is not None}
         check_replicable(module, named, trained, ignored, taken)
+        sparse = sparse_weights(module, trained)
         state = {
             name: value for name, value in (*named.items(), *module.named_buffers()) if name not in ignored
         }
 
         # 2. The same on every rank?
         options = {"broadcast_buffers": str(broadcast_buffers), "initial": repr(initial)}
-        check_same_replicas(comm, settings.common() | options, [_fact(*item) for item in state.items()])
+        check_same_replicas(
+            comm,
+            settings.common() | options,
+            [_fact(*item, is_sparse=item[0] in sparse) for item in state.items()],
+        )
 
         # 3. What works for it: before each forward pass, in backward, at the end.
         self._undo: Callable[[], None] = _nothing
@@ -86,7 +91,7 @@ class Replication:
         self._module = ref(module)
         self._buffers = self._broadcast_of_buffers()
         self._last_synced = True
-        self.reducer = Reducer(list(trained), list(trained.values()), comm, settings, tracer)
+        self.reducer = Reducer(list(trained), list(trained.values()), comm, settings, tracer, sparse=sparse)
         self.reducer.beside = self._send_buffers
         if settings.tune:
             self.reducer.pass_ended = tune_itself
@@ -277,6 +282,8 @@ def _nothing() -> None:
     """There is nothing to do."""
 
 
-def _fact(name: str, value: torch.Tensor) -> tuple[Any, ...]:
+def _fact(name: str, value: torch.Tensor, *, is_sparse: bool) -> tuple[Any, ...]:
     wrapped = [tensor_text(part) for part in innermost_tensors(value) if part is not value]
+    if is_sparse:
+        wrapped.append("sparse gradients")
     return name, short_name(value.dtype), tuple(value.shape), value.requires_grad, *wrapped
