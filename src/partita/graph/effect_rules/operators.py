@@ -37,7 +37,16 @@ def operator_call_rule(target: Any) -> CallRule | None:
     host = all(facts.returns_nothing for facts in operator_facts(target))
     ordered = any(facts.ordered for facts in overloads)
 
+    # Of most operators that is the overload which writes to ``out``: without keywords they are pure.
+    by_keyword = not (random or host or ordered) and all(
+        not (facts.may_alias_all or facts.rebinds)
+        and all(argument.keyword_only for argument in facts.arguments)
+        for facts in overloads
+    )
+
     def rule(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NodeEffect:
+        if by_keyword and not kwargs:
+            return PURE
         effect = _effect(overloads, args, kwargs, random=random, host=host)
         return replace(effect, host=True, why=f"operator {overloads[0].name}") if ordered else effect
 
