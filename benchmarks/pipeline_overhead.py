@@ -182,13 +182,13 @@ class _FakeComm(ProcessGroupComm):
         self._last_sent = torch.empty(0)
 
     def all_gather_object(self, obj: Any) -> list[Any]:
-        _, *rest = obj
-        if not rest:  # about a step, and not about this rank's stages
-            return [obj] * self.size
         stages_by_rank = [
             tuple(stage for stage, rank in enumerate(self._stage_ranks) if rank == number)
             for number in range(self.size)
         ]
+        stages, *rest = obj
+        if stages != stages_by_rank[self.rank]:  # about a step or its data, in which all ranks are alike
+            return [obj] * self.size
         return [(stages, *rest) for stages in stages_by_rank]
 
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> Handle:

@@ -6,12 +6,10 @@ import io
 import json
 from pathlib import Path
 
-import pytest
 from benchmarks.pipeline_overhead import main
 from rich.console import Console
 
 
-@pytest.mark.dear
 def test_the_quick_mode_measures_both_sides_and_writes_json(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=120)
     rows = main(quick=True, json_path=tmp_path / "overhead.json", console=console)
