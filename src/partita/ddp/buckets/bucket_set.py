@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -20,9 +20,10 @@ class BucketSet:
     Args:
         names: one a parameter.
         order: indices of the parameters, in the order in which their gradients are expected.
-        sparse: indices of those whose gradients are sparse.
+        sparse: the names of those whose gradients are sparse.
 
     Attributes:
+        sparse: indices of these.
         layouts: in the order in which they are sent.
         memory: one a bucket; None for a sparse one.
         bucket_of: by parameter index.
@@ -38,9 +39,9 @@ class BucketSet:
         parameters: Sequence[torch.nn.Parameter],
         order: Sequence[int],
         settings: ReducerSettings,
-        sparse: frozenset[int] = frozenset(),
+        sparse: Collection[str] = (),
     ) -> None:
-        self.sparse = sparse
+        self.sparse = frozenset(index for index, name in enumerate(names) if name in sparse)
         self._names = names
         self._parameters = parameters
         self._settings = settings

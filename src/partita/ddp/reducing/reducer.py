@@ -70,7 +70,6 @@ class Reducer:
         sparse: the names of those whose gradients are sparse.
 
     Attributes:
-        sparse: the same.
         last: when the buckets of the last synchronised pass were ready, sent and reduced.
         measuring: compiled graphs are cut after each gradient.
         samples: when each gradient was ready, for each synchronised pass while `measuring`.
@@ -92,7 +91,6 @@ class Reducer:
         sparse: Collection[str] = (),
     ) -> None:
         self.names = tuple(names)
-        self.sparse = frozenset(sparse)
         self.parameters = tuple(parameters)
         self.comm = comm
         self.last: PassTimes | None = None
@@ -102,12 +100,10 @@ class Reducer:
         self.beside: Callable[[], Callable[[], None]] | None = None
         self.paused = False
         self.next_pass = NextPass()
-        count = len(self.parameters)
         self._plan = settings.plan
         self._tracer = tracer
-        self._consensus = Consensus(comm, count, check_graphs=settings.check_graphs)
-        numbers = frozenset(number for number, name in enumerate(self.names) if name in self.sparse)
-        self._buckets = BucketSet(self.names, self.parameters, self._consensus.order, settings, numbers)
+        self._consensus = Consensus(comm, len(self.parameters), check_graphs=settings.check_graphs)
+        self._buckets = BucketSet(self.names, self.parameters, self._consensus.order, settings, sparse)
         self._runs = CompiledRuns(self.parameters)
         self._gradients = [
             ParameterGradient(name, parameter, late=name in settings.late)

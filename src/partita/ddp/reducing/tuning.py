@@ -120,9 +120,11 @@ def plan_from_samples(reducer: Reducer, cluster: Cluster, *, margin: float) -> B
         for name, ready_s in of_rank.items():
             slowest_s[name] = max(ready_s, slowest_s.get(name, 0.0))
     last_s = max(slowest_s.values())
+    # A sparse gradient has a bucket of its own in any plan.
+    sparse = {name for bucket in reducer.buckets if bucket.is_sparse for name in bucket.names}
     kinds: dict[tuple[torch.dtype, torch.device], list[Gradient]] = {}
     for name, parameter in zip(reducer.names, reducer.parameters, strict=True):
-        if name in reducer.sparse:  # a bucket of its own in any plan
+        if name in sparse:
             continue
         gradient = Gradient(name, parameter.nbytes, slowest_s.get(name, last_s))
         kinds.setdefault((parameter.dtype, parameter.device), []).append(gradient)
@@ -150,5 +152,5 @@ def _merged(plans: list[BucketPlan], kinds: Iterable[list[Gradient]], cluster: C
         tuple(size for _, _, size in buckets),
         tuple(starts),
         tuple(ends),
-        free_s - max(ready_s.values()),
+        free_s - max(ready_s.values(), default=0.0),
     )
