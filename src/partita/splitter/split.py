@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 from partita._torch.graph_module.lazy_module import lazy_module, mark_impure
 from partita._torch.modules.contents import carry_hooks
 from partita.errors import GraphError, SplitError
+from partita.garbage import no_garbage_collection
 from partita.graph.attributes import attribute, lookup
 from partita.graph.casts import outermost_autocast
 from partita.graph.effects import metadata
@@ -131,6 +132,7 @@ class SplitBuilder:
             if node.op == "get_attr" and self.part_of[position] < 0 and self._outside(position)
         ]
 
+    @no_garbage_collection()
     def build(self, names: Sequence[str]) -> Split:
         """Build the pieces and the stitched module; ``names`` are those of the assigned pieces."""
         part_names = self._part_names(names)

@@ -13,6 +13,7 @@ from partita._torch.graph_module.nodes import append_copy, map_arguments
 from partita.cudagraphs.regions.capturable import CaptureRules
 from partita.cudagraphs.regions.grouping import RegionPlan, find_regions
 from partita.errors import GraphError
+from partita.garbage import no_garbage_collection
 from partita.graph.effects import analyse
 from partita.splitter.building.cut import CutOptions
 from partita.splitter.building.install import attributes_of, install
@@ -23,6 +24,7 @@ from partita.splitter.split import SplitBuilder
 __all__ = ["cut_at_regions", "example_values", "partition_cudagraphs"]
 
 
+@no_garbage_collection()
 def partition_cudagraphs(
     gm: GraphModule, inputs: Sequence[Any], *, rules: CaptureRules | None = None
 ) -> GraphModule:

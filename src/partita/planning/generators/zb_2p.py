@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from partita.errors import ScheduleError
-from partita.planning._garbage import no_garbage_collection
+from partita.garbage import no_garbage_collection
 from partita.planning.costs.stage_cost import StageCost
 from partita.planning.generators.interleaved_zero_bubble import interleaved_zero_bubble
 from partita.planning.generators.making.arguments import place

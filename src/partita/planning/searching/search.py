@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 
+from partita.garbage import no_garbage_collection
 from partita.planning._check import require_copies, require_count, require_part
-from partita.planning._garbage import no_garbage_collection
 from partita.planning.costs.cost_model import CostModel
 from partita.planning.cutting.equal_stages import distinct_stages, unit_kinds
 from partita.planning.generators.making.arguments import check_step_size

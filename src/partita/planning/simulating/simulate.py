@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from partita.errors import PlanError
+from partita.garbage import no_garbage_collection
 from partita.planning import _json
-from partita.planning._garbage import no_garbage_collection
 from partita.planning.costs.stage_cost import StageCost
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.plan import Plan, StagePlan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from partita.planning._garbage import no_garbage_collection
+from partita.garbage import no_garbage_collection
 from partita.planning.costs.stage_cost import StageCost
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.plan import Plan

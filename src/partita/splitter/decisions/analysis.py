@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 
 from partita._torch.tensors.storage import storage_key
 from partita.errors import GraphError, OrderConflict
+from partita.garbage import no_garbage_collection
 from partita.graph.casts import Casts, find_casts
 from partita.graph.effect_rules.node_effect import PURE
 from partita.graph.effects import Effects, analyse, metadata
@@ -57,6 +58,7 @@ class Analysis:
     cache_borders: frozenset[int] = frozenset()
 
 
+@no_garbage_collection()
 def analyse_split(
     gm: GraphModule, assignment: Assignment, *, repair: bool, doubt_inputs: bool = False
 ) -> Analysis:

@@ -1,4 +1,4 @@
-"""Work that makes very many objects, none of which refers to itself by any way."""
+"""Work that makes very many objects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ __all__ = ["no_garbage_collection"]
 def no_garbage_collection() -> Iterator[None]:
     """Leave Python's search for cycles off meanwhile; what nothing refers to is freed all the same.
 
-    Millions of passes and spans are made: to look through them for cycles takes as long as to make them.
+    Where all of them stay, such as the nodes of a graph or the passes of a schedule, to look through them for
+    cycles takes as long as to make them.
     """
     was_on = gc.isenabled()
     gc.disable()
