@@ -16,7 +16,9 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from itertools import accumulate, count
+from functools import reduce
+from itertools import count
+from operator import or_
 
 from partita.planning.generators.making.ticks import Rows, trimmed
 from partita.planning.schedules.actions import Action, ActionKind
@@ -67,57 +69,68 @@ def v_rows(block: list[BlockTicks], microbatches: int, most: int) -> Rows:
         ends.append(block[0].near_input + _PERIOD * microbatches)
     candidates = []
     for end in ends:
-        grid = [_Lane(ticks, microbatches, most) for ticks in block]
+        grid = [_Lane(ticks, microbatches, most, end) for ticks in block]
         _warm_up(grid, until=end)
         candidates.append(_Squeeze([lane.order() for lane in grid]).rows())
     return min(candidates, key=lambda rows: max(map(len, rows)))
 
 
 class _Lane:
-    """When one rank does what."""
+    """When one rank does what.
 
-    def __init__(self, block: BlockTicks, microbatches: int, most: int) -> None:
-        self._most = most
+    A set of ticks is a number with a bit for each, so that what concerns a thousand ticks is one operation.
+    How many more passes each tick has room for are such sets too: those whose number has the bit of 1, those
+    whose number has the bit of 2, and so on.
+    """
+
+    def __init__(self, block: BlockTicks, microbatches: int, most: int, until: int) -> None:
         self.ticks: list[list[int]] = [
             [tick + _PERIOD * number for number in range(microbatches)] for tick in block.passes()
         ]
-        self._taken = {tick for row in self.ticks for tick in row}
+        taken = {tick for row in self.ticks for tick in row}
         self.ticks += [[], []]
         inputs = [(tick, _FAR_W) for tick in self.ticks[_FAR_I]] + [
             (tick, _NEAR_W) for tick in self.ticks[_NEAR_I]
         ]
         for tick, kind in sorted(inputs):
-            free = next(later for later in count(tick + 1) if later not in self._taken)
-            self._taken.add(free)
+            free = next(later for later in count(tick + 1) if later not in taken)
+            taken.add(free)
             self.ticks[kind].append(free)
-        changes = [0] * (max(self._taken) + 1)
+        self._taken = sum(1 << tick for tick in taken if tick < until)
+        self._rooms = [_from_to(0, until) * (most >> bit & 1) for bit in range(most.bit_length())]
         for forward, weight in ((_NEAR_F, _NEAR_W), (_FAR_F, _FAR_W)):
             for start, end in zip(self.ticks[forward], self.ticks[weight], strict=True):
-                changes[start] += 1
-                changes[end] -= 1
-        self._in_flight = list(accumulate(changes))
-
-    def _hold(self, start: int, end: int, change: int) -> None:
-        for tick in range(start, end):
-            self._in_flight[tick] += change
+                self._hold(min(start, until), min(end, until))
 
     def advance(self, kind: int, number: int, earliest: int) -> None:
         """Move a pass to the first free tick from `earliest` on, as far as memory allows."""
         here = self.ticks[kind][number]
         if kind in (_NEAR_F, _FAR_F):
-            reach = here
-            while reach > earliest and self._in_flight[reach - 1] < self._most:
-                reach -= 1
-            earliest = reach
-        tick = next((tick for tick in range(earliest, here) if tick not in self._taken), None)
-        if tick is None:
+            full = _from_to(earliest, here) & ~reduce(or_, self._rooms)
+            earliest = max(earliest, full.bit_length())
+        free = _from_to(earliest, here) & ~self._taken
+        if not free:
             return
-        self._taken ^= {here, tick}
+        first = free & -free
+        tick = first.bit_length() - 1
+        self._taken ^= first | 1 << here
         self.ticks[kind][number] = tick
         if kind in (_NEAR_F, _FAR_F):
-            self._hold(tick, here, 1)
+            self._hold(tick, here)
         elif kind in (_FAR_W, _NEAR_W):
-            self._hold(tick, here, -1)
+            self._release(tick, here)
+
+    def _hold(self, start: int, end: int) -> None:
+        borrow = _from_to(start, end)
+        for bit, ticks in enumerate(self._rooms):
+            self._rooms[bit] = ticks ^ borrow
+            borrow &= ~ticks
+
+    def _release(self, start: int, end: int) -> None:
+        carry = _from_to(start, end)
+        for bit, ticks in enumerate(self._rooms):
+            self._rooms[bit] = ticks ^ carry
+            carry &= ticks
 
     def order(self) -> list[_Pass]:
         """The passes by tick."""
@@ -127,6 +140,11 @@ class _Lane:
                 (tick, kind, number) for kind, row in enumerate(self.ticks) for number, tick in enumerate(row)
             )
         ]
+
+
+def _from_to(start: int, end: int) -> int:
+    """The set of the ticks from `start` until `end`."""
+    return max(0, (1 << end) - (1 << start))
 
 
 def _warm_up(grid: list[_Lane], until: int) -> None:
