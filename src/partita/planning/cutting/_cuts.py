@@ -93,9 +93,20 @@ class CutProblem:
     def static_bytes(self, start: int, end: int) -> int:
         """What the stage between two places always holds."""
         size = self.static[end] - self.static[start]
-        for tied in self.tied:
-            size -= int(self.tied_copies * tied.parameter_bytes) * tied.repeats(start, end - 1)
+        for copy, users in self._copies:
+            size -= copy * max(users[end] - users[start] - 1, 0)
         return size
+
+    @cached_property
+    def _copies(self) -> list[tuple[int, list[int]]]:
+        """The bytes of each of `tied`, and for each place how many units before it use them."""
+        return [
+            (
+                int(self.tied_copies * tied.parameter_bytes),
+                [bisect_left(tied.units, place) for place in range(len(self.static))],
+            )
+            for tied in self.tied
+        ]
 
     def _at_borders(self, start: int, end: int) -> int:
         return (self.entering[start] if self.entering else 0) + (self.leaving[end] if self.leaving else 0)
@@ -298,12 +309,11 @@ def _next_layer(
         if not window and place > last:
             return
         lowest = ends[place] - bound
-        within = (
-            crossing
-            for start, crossing in window
-            if starts[start] >= lowest and problem.fits(stage, start, place)
-        )
-        fewest = min(within, default=None)
+        fewest: int | None = None
+        for start, crossing in window:
+            is_less = fewest is None or crossing < fewest
+            if is_less and starts[start] >= lowest and problem.fits(stage, start, place):
+                fewest = crossing
         if fewest is not None:
             yield place, fewest + problem.crossing[place]
         if place in layer:
