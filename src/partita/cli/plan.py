@@ -25,7 +25,8 @@ from partita.cli.output.progress import progress_bar
 from partita.cli.output.stdout import drawing_width, stdout_console
 from partita.cli.pages.large_values import large_value_words
 from partita.cli.pages.plan_page import Planned, gains_of
-from partita.planning import schedule_names
+from partita.errors import UsageError
+from partita.planning import CostModel, Plan, reduced_tied_gradients, schedule_names
 from partita.reporting import (
     candidate_table,
     format_bytes,
@@ -85,6 +86,13 @@ def plan(
             "4 for Adam, 8 for Adam with float32 states and weights of bfloat16 parameters, 1 for inference."
         ),
     ] = 4.0,
+    tied_gradients: Annotated[
+        str,
+        typer.Option(
+            help="exact: those of tied weights travel in each microbatch; reduced: one sum a step, equal but "
+            "for rounding, for schedules made with tied_gradients='reduced'."
+        ),
+    ] = "exact",
     recompute: Annotated[
         bool, typer.Option(help="Whether units may be computed again in the backward pass to save memory.")
     ] = True,
@@ -113,6 +121,8 @@ def plan(
     """
     # Whatever can be refused is refused before a model is made.
     check_outputs({"--html": html, "--out": out, "--save-costs": save_costs})
+    if tied_gradients not in ("exact", "reduced"):
+        raise UsageError(f"--tied-gradients is {tied_gradients!r:.40}: give exact or reduced")
     machines = Machines(devices, ranks, nodes, memory, device_file)
     cluster, device = machines.cluster()
     chosen = stages, schedule, parameter_copies, recompute
@@ -149,6 +159,9 @@ def plan(
             request = request.in_dtype(measured.dtype)
         assumed = {"microbatch": measured.microbatch, "dtype": str(measured.dtype), **assumed}
     write_outputs([(save_costs, costs.to_json)])
+    if tied_gradients == "reduced":
+        costs = reduced_tied_gradients(costs)
+        assumed = {**assumed, "tied gradients": tied_gradients}
     title = str(model) if source is None else source.title
     with progress_bar("searching") as progress:
         planned = Planned.of(title, request, request.candidates(costs, progress))
@@ -168,7 +181,7 @@ def plan(
         console = stdout_console()
         console.print(_assumptions(assumed), soft_wrap=True)
         _show(console, planned)
-        for words in large_value_words(costs, planned.plan):
+        for words in (*large_value_words(costs, planned.plan), *_tied_words(costs, planned.plan)):
             console.print(words, soft_wrap=True)
     for path in written:
         print(f"wrote {path}", file=sys.stderr if as_json else sys.stdout)
@@ -183,7 +196,23 @@ def _assumptions(assumed: Mapping[str, str]) -> str:
         f"memory: {assumed['parameter copies']} times the parameters{dtype}, for them, their gradients and "
         "the optimizer's state (--parameter-copies)"
     )
+    if "tied gradients" in assumed:
+        lines.append(
+            "tied weights: for a schedule made with tied_gradients='reduced'; its one sum after each step is "
+            "not in the times"
+        )
     return "\n".join(lines)
+
+
+def _tied_words(costs: CostModel, plan: Plan) -> tuple[str, ...]:
+    """What gradients of tied weights do in each microbatch of a plan, and how to do without."""
+    if not any(stage.tied_gradients for stage in plan.stages):
+        return ()
+    size = format_bytes(sum(tied.gradient_bytes for tied in costs.tied))
+    return (
+        f"the gradients of tied weights ({size}) go from stage to stage in each microbatch, and wait "
+        "there: for one sum a step, equal but for rounding, there is --tied-gradients reduced",
+    )
 
 
 def _show(console: Console, planned: Planned) -> None:

@@ -14,6 +14,7 @@ from partita.planning.costs.costed_for import CostedFor
 from partita.planning.costs.other_device import costs_for_device
 from partita.planning.costs.recompute import recomputed_cost
 from partita.planning.costs.stage_cost import StageCost
+from partita.planning.costs.tied_gradients import reduced_tied_gradients
 from partita.planning.costs.units import TiedUnits, Unit
 from partita.planning.costs.whole_stage import with_reduce_grad, with_unshard
 from partita.planning.cutting.buckets import BucketPlan, Gradient, plan_buckets
@@ -79,6 +80,7 @@ __all__ = [
     "plan_buckets",
     "plan_stages",
     "recomputed_cost",
+    "reduced_tied_gradients",
     "schedule_names",
     "schedule_of",
     "search",

@@ -1,5 +1,7 @@
 """What stages hold of the gradients of tied parameters."""
 
+from dataclasses import replace
+
 from partita.planning import (
     ActionKind,
     Cluster,
@@ -10,6 +12,7 @@ from partita.planning import (
     get_schedule,
     lower,
     plan_stages,
+    reduced_tied_gradients,
     schedule_of,
     search,
     simulate,
@@ -135,3 +138,10 @@ def test_the_nearest_stage_gets_its_gradient_first() -> None:
         if (action.stage, action.kind, action.microbatch) == (3, ActionKind.SEND_B, 0)
     ]
     assert lowered == [2, 0]
+
+
+def test_with_one_sum_a_step_nothing_is_sent_and_the_share_is_computed_in_w() -> None:
+    reduced = reduced_tied_gradients(costs())
+    assert tied_messages(reduced, (0, 1, 4)) == [(), ()]
+    assert tied_gradients(reduced, 1, 3) == tied_gradients(replace(costs(), tied=()), 1, 3)
+    assert reduced.parameter_bytes(0, 3) == costs().parameter_bytes(0, 3)

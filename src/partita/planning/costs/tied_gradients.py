@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from partita.planning.costs.cost_model import CostModel
 
-__all__ = ["TiedGradients", "tied_gradients", "tied_messages"]
+__all__ = ["TiedGradients", "reduced_tied_gradients", "tied_gradients", "tied_messages"]
 
 
 @dataclass(frozen=True)
@@ -82,3 +82,17 @@ def tied_messages(costs: CostModel, cuts: Sequence[int]) -> list[tuple[tuple[int
         for to, sender in pairwise(holders) if tied.gradient_bytes else ():
             sizes[sender][to] = sizes[sender].get(to, 0) + tied.gradient_bytes
     return [tuple(sorted(of_stage.items())) for of_stage in sizes]
+
+
+def reduced_tied_gradients(costs: CostModel) -> CostModel:
+    """The same costs for a schedule that is made with ``tied_gradients="reduced"``: each stage adds up its
+    own share, so no gradient of tied parameters is sent in the step or waits in it. The one sum after the
+    step is not counted.
+
+    >>> from partita.planning import TiedUnits, Unit
+    >>> units = tuple(Unit(name, 1.0, 2.0, parameter_bytes=8) for name in "abc")
+    >>> costs = CostModel(units, (4, 4), tied=(TiedUnits((0, 2), 8, gradient_bytes=8),))
+    >>> reduced_tied_gradients(costs).tied[0].gradient_bytes
+    0
+    """
+    return replace(costs, tied=tuple(replace(tied, gradient_bytes=0) for tied in costs.tied))
