@@ -18,6 +18,8 @@ TENSORS = {
     "contiguous": torch.arange(6.0).reshape(2, 3),
     "transposed": torch.arange(6.0).reshape(2, 3).T,
     "with gaps": torch.arange(12.0)[::2],
+    "unaligned": torch.arange(9.0)[1:],
+    "unaligned slice, large": torch.zeros(300, 9)[:, 1:],
     "expanded": torch.arange(3.0)[:, None].expand(3, 4),
     "one value, expanded": torch.tensor(2.5).expand(3, 4),
     "one value, expanded far": torch.tensor(2.5).expand(2000, 4),
@@ -50,10 +52,11 @@ def arrived(bundle: Packet | Gradients) -> Packet | Gradients:
 
 
 @pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS)
-def test_a_gradient_arrives_with_its_strides(tensor: Tensor) -> None:
+def test_a_gradient_arrives_with_its_strides_and_alignment(tensor: Tensor) -> None:
     received = arrived(Gradients({7: tensor})).values[7]
     assert torch.equal(received, tensor)
     assert (received.dtype, received.stride()) == (tensor.dtype, tensor.stride())
+    assert received.data_ptr() % 64 == tensor.data_ptr() % 64 or not tensor.numel()
 
 
 def test_arguments_arrive_with_what_is_no_tensor() -> None:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from partita.errors import ExecutionError
+from partita.pipelining.interface.layout import empty_strided_at, misaligned
 from partita.runtime import Comm, Handle
 
 __all__ = ["Bundle", "receive_bundle", "send_bundle"]
@@ -117,23 +118,26 @@ class _Layout:
     """How a tensor lies in memory, and what else its receiver must know of it.
 
     Expanded dimensions are sent once, and gaps are left out. The received tensor has the same strides as the
-    one that was sent.
+    one that was sent, and begins as many elements behind an aligned address: the last bits of a matrix
+    product depend on both.
     """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool
+    offset: int
     on_host: bool = False
 
     @classmethod
     def of(cls, tensor: Tensor, device: torch.device) -> _Layout:
         on_host = tensor.is_cpu and device.type != "cpu"
-        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.requires_grad, on_host)
+        shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+        return cls(shape, stride, tensor.dtype, tensor.requires_grad, misaligned(tensor), on_host)
 
     def empty(self, device: torch.device) -> Tensor:
         there = _CPU if self.on_host else device
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=there)
+        return empty_strided_at(self.offset, self.shape, self.stride, self.dtype, there)
 
     def packed(self, tensor: Tensor) -> Tensor:
         """A view of the elements to send: each once, in the order in which they lie in memory."""

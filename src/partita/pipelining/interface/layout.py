@@ -31,9 +31,11 @@ __all__ = [
     "are_compact",
     "compact_trailer",
     "copied",
+    "empty_strided_at",
     "empty_trailer",
     "is_compact",
     "laid_out",
+    "misaligned",
     "packed",
     "trailer_length",
     "trailer_of",
@@ -181,6 +183,19 @@ def laid_out(trailer: Tensor, data: Sequence[Tensor]) -> list[Tensor | None]:
     return values
 
 
+def misaligned(tensor: Tensor) -> int:
+    """The distance to the last aligned address, in elements."""
+    return tensor.data_ptr() % _ALIGNED // tensor.element_size()
+
+
+def empty_strided_at(
+    offset: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Return a new tensor with these strides that begins so many elements behind an aligned address."""
+    memory = torch.empty(_end(shape, strides, offset), dtype=dtype, device=device)
+    return memory.new_empty(0).set_(memory.untyped_storage(), offset, shape, strides)
+
+
 def copied(tensor: Tensor) -> Tensor:
     """Return a copy in memory of its own with the same layout, gaps and alignment included. Gradients flow.
 
@@ -253,7 +268,7 @@ def _places(tensors: Sequence[Tensor | None]) -> list[_Place | None]:
     for number, tensor in enumerate(tensors):
         if tensor is None:
             continue
-        places[number] = _Place(number, _misaligned(tensor))
+        places[number] = _Place(number, misaligned(tensor))
         if not _is_dense(tensor.shape, tensor.stride()):
             key = (tensor.untyped_storage().data_ptr(), tensor.dtype)
             shared.setdefault(key, []).append((number, tensor))
@@ -269,11 +284,6 @@ def _places(tensors: Sequence[Tensor | None]) -> list[_Place | None]:
             for (number, _), offset in zip(together, offsets, strict=True):
                 places[number] = _Place(storage, offset)
     return places
-
-
-def _misaligned(tensor: Tensor) -> int:
-    """The distance to the last aligned address, in elements."""
-    return tensor.data_ptr() % _ALIGNED // tensor.element_size()
 
 
 def _end(shape: Sequence[int], strides: Sequence[int], offset: int) -> int:
