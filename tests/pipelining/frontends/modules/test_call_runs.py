@@ -98,3 +98,20 @@ def test_what_functional_call_puts_in_the_place_of_a_parameter_gets_no_gradient_
     (call,) = runs_of(Hyper(), torch.randn(3, 8), 1)
     call.run.prepare_gradients()
     assert [parameter.shape for parameter in call.run.parameters] == [torch.Size([8])]
+
+
+class Forces(nn.Module):
+    """A block runs by itself, and within ``torch.func.grad``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(8, 8)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        (block,) = self.blocks
+        return block(x) + torch.func.grad(lambda at: block(at).sum())(x)  # type: ignore[no-any-return]
+
+
+def test_calls_within_a_transform_are_left_alone() -> None:
+    """Their arguments were copied, which torch refuses: no such model could be cut with ``stages=``."""
+    assert len(runs_of(Forces(), torch.randn(3, 8), 1)) == 1

@@ -112,9 +112,10 @@ class _Calls:
             self._counts[path] = number + 1
             leaves, spec = flatten((args, kwargs))
             self._alive += leaves
-            copies = [detached_leaf_copy(leaf) for leaf in leaves]
+            # What is not asked for may lie within a transform of torch.func, whose tensors can't be copied.
+            copies = [detached_leaf_copy(leaf) for leaf in leaves] if (path, number) in self._wanted else []
             # Its inputs are what it is given now: the call may put more into a container, such as a cache.
-            names = _names(leaves)
+            names = _names(leaves) if copies else ()
             self._open.append(_Open((path, number), names, copies, spec, before_s, time.perf_counter()))
 
         return hook
