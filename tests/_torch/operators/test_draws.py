@@ -33,3 +33,18 @@ def test_what_draws_is_told_and_nothing_else(call: Callable[[Tensor], Tensor], d
         call(x)
     assert bool(names) is draws
     assert torch.equal(before, torch.get_rng_state()) is not draws
+
+
+def test_what_the_functions_of_torch_cond_draw_is_told_too() -> None:
+    """No mode of ours took such an operator: `verify_step` raised torch's error for each model with one."""
+    layer, x, names = torch.nn.Linear(4, 4), torch.ones(2, 4), list[str]()
+
+    def call() -> Tensor:
+        drawn = torch.cond(x.sum() > 0, lambda x: functional.dropout(layer(x)), torch.sin, (x,))
+        return drawn.sum()  # type: ignore[no-any-return]
+
+    with before_draws(names.append):
+        call().backward()
+    assert "aten::bernoulli_.float" in names
+    assert layer.weight.grad is not None
+    call().backward()  # and goes on without

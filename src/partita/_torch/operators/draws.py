@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from partita._torch.operators.schemas import operator_facts
 
@@ -15,8 +17,8 @@ __all__ = ["before_draws"]
 
 class before_draws(TorchDispatchMode):  # noqa: N801 - a context manager that reads as a verb
     """Within this block ``tell`` is called right before each operator that draws random numbers, with its
-    name. A function such as an LSTM with dropout runs several. One that would draw, but is told not to
-    (attention without dropout), does not count.
+    name. A function such as an LSTM with dropout runs several, and the functions that ``torch.cond`` and its
+    like are given may. One that would draw, but is told not to (attention without dropout), does not count.
 
     >>> names = []
     >>> with before_draws(names.append):
@@ -25,14 +27,34 @@ class before_draws(TorchDispatchMode):  # noqa: N801 - a context manager that re
     ['aten::bernoulli_.float', 'aten::rand']
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, tell: Callable[[str], object]) -> None:
         super().__init__()
         self._tell = tell
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            return func(*tree_map(self._watched, args), **tree_map(self._watched, kwargs or {}))
         if torch.Tag.nondeterministic_seeded in func.tags and not _told_not_to(func, args, kwargs or {}):
             self._tell(func.name())
         return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Dynamo compiles within this block, too: ``torch.cond`` raises where it does not, and ever after."""
+        return True
+
+    def _watched(self, value: Any) -> Any:
+        """A function that runs within this block, too; anything else as it is."""
+        if not callable(value) or isinstance(value, torch.Tensor):
+            return value
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return value(*args, **kwargs)
+
+        return call
 
 
 def _told_not_to(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
