@@ -32,6 +32,9 @@ def test_functions_are_told_apart_by_what_they_look_at() -> None:
     assert describe_function(torch.Tensor.device.__get__)[0] is FunctionKind.DEVICE  # type: ignore[attr-defined]
     assert describe_function(torch.Tensor.add) == (FunctionKind.VALUES, "add")
     assert describe_function(torch._C._set_grad_enabled)[0] is FunctionKind.SETTING
+    enter, leave = torch.ops.profiler._record_function_enter_new, torch.ops.profiler._record_function_exit
+    assert describe_function(enter)[0] is FunctionKind.SETTING
+    assert describe_function(leave._RecordFunction)[0] is FunctionKind.SETTING
     assert describe_function(torch.Tensor._backward_hooks.__set__)[0] is FunctionKind.SETTING  # type: ignore[attr-defined]
 
 

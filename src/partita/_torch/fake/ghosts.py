@@ -61,6 +61,7 @@ _DEVICE = frozenset(
 _SETTINGS = frozenset(
     (
         *("_set_grad_enabled", "_enter_autocast", "_exit_autocast"),
+        *("_record_function_enter_new", "_record_function_exit._RecordFunction"),  # a label for the profiler
         "_backward_hooks.__set__",  # of torch itself, where a custom Function has marked its input as dirty
     )
 )

@@ -721,3 +721,21 @@ def test_parameters_of_classes_of_their_own_keep_class_and_attributes_on_all_sta
     x = torch.randn(2, WIDTH)
     pipe = pipeline(model, (x,), split_spec={"2": BEGINNING}, frontend="modules")
     partita.verify(pipe, model, (x,), explain=False).check()
+
+
+def test_labels_for_the_profiler_stand_on_every_stage() -> None:
+    """Their handle can't leave its stage, so no model with a label could be cut."""
+
+    class Labelled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for number, layer in enumerate(self.layers):
+                with torch.profiler.record_function(f"layer {number}"):
+                    x = layer(x)
+            return x
+
+    model, x = _model(Labelled), _data(4)[0][0]
+    assert_equal(pipeline(model, (x,), stages=2, frontend="modules")(x), copy.deepcopy(model)(x))
