@@ -10,6 +10,7 @@ import torch
 from partita._torch.operators.schemas import (
     aten_packet,
     is_higher_order,
+    is_in_place,
     is_operator,
     operator_facts,
     returns_one_tensor,
@@ -35,6 +36,13 @@ def test_a_packet_is_found_by_name() -> None:
 def test_the_written_argument_of_an_in_place_operator_reaches_the_result() -> None:
     (facts,) = operator_facts(aten.add_.Tensor)
     assert [(a.name, a.position, a.written, a.aliased) for a in facts.arguments] == [("self", 0, True, True)]
+
+
+def test_operators_in_place_return_what_they_write_to() -> None:
+    assert all(map(is_in_place, (aten.add_.Tensor, aten.copy_.default, aten.unsqueeze_.default)))
+    assert not any(
+        map(is_in_place, (aten.add.Tensor, aten.view.default, aten.add.out, aten.batch_norm.default))
+    )
 
 
 def test_what_is_written_by_an_operator_that_returns_nothing_may_come_back_from_python() -> None:

@@ -13,7 +13,7 @@ from partita.capture import capture
 from partita.capture.merging.branches import MOST_WAYS
 from partita.capture.open_sizes.sizes import Sizes
 from partita.errors import ExecutionError
-from partita.graph.effect_rules.conditions import OnlyIf, require_condition
+from partita.graph.effect_rules.conditions import OnlyIf, choose, require_condition
 from partita.graph.effects import analyse
 from partita.pipelining import SplitPoint, pipeline
 
@@ -90,8 +90,15 @@ class Twice(nn.Module):
         return first + 1 if x.sum() > 0 else first - 1
 
 
+class Draws(nn.Module):
+    """Does more than to compute or write a value in one way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x) if x.sum() > 0 else x * 2
+
+
 class Writes(nn.Module):
-    """Does more than to compute a value in one way."""
+    """Writes to a buffer in one way, and reads it in both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,8 +106,8 @@ class Writes(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.sum() > 0:
-            self.count.add_(1)
-        return x * 2
+            self.count.add_(1).mul_(2)
+        return x * self.count
 
 
 class BuildsInPlace(nn.Module):
@@ -220,14 +227,23 @@ def test_the_same_question_is_asked_once() -> None:
         partita.verify(captured.module, Twice(), (x,)).check()
 
 
-def test_a_write_in_one_way_is_kept_for_that_way_only() -> None:
-    model = Writes()
+def test_what_draws_in_one_way_is_kept_for_that_way_only() -> None:
+    model = Draws()
     captured = capture(model, (torch.ones(2, 3),))
     partita.verify(captured.module, model, (torch.rand(2, 3),)).check()
     checks = [node for node in captured.module.graph.nodes if node.target is require_condition]
     assert len(checks) == 1
-    with pytest.raises(ExecutionError, match="only one of the two ways has 'add_'"):
+    with pytest.raises(ExecutionError, match="only one of the two ways has 'rand_like'"):
         captured.module(-torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("example", [1.0, -1.0])
+def test_a_way_may_write_to_a_buffer(example: float) -> None:
+    """Both ways read the buffer itself, whether it was written to or not, so nothing is chosen."""
+    captured = capture(Writes(), (torch.full((2, 3), example),))
+    assert not [node for node in captured.module.graph.nodes if node.target is choose]
+    for sign in (1, -1):
+        partita.verify(captured.module, Writes(), (torch.rand(2, 3) * sign,)).check()
 
 
 @pytest.mark.parametrize("example", ["ones", "padded"])

@@ -17,6 +17,7 @@ __all__ = [
     "always_aliased",
     "aten_packet",
     "is_higher_order",
+    "is_in_place",
     "is_operator",
     "operator_facts",
     "returns_one_tensor",
@@ -168,6 +169,14 @@ def always_aliased(target: Any) -> bool:
     facts = _overload_facts(target)
     return not facts.may_alias_all and any(
         argument.position == 0 and argument.aliased for argument in facts.arguments
+    )
+
+
+@cache
+def is_in_place(target: Any) -> bool:
+    """Whether an overload writes to its first argument and returns it."""
+    return always_aliased(target) and any(
+        argument.position == 0 and argument.written for argument in _overload_facts(target).arguments
     )
 
 

@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from partita._torch.export.signature import all_arguments, all_keywords
+from partita._torch.operators.schemas import is_in_place
 from partita._torch.tensors.storage import has_memory
 from partita.capture.open_sizes.sizes import Sizes
 from partita.capture.tracing.module_paths import module_calls
@@ -54,8 +55,8 @@ def merge_branches(mine: Branch, theirs: Branch) -> Sizes:
     """Add ``theirs`` to the graph of ``mine``, in place; return the sizes of the merged graph.
 
     Raises:
-        CaptureError: a node that only one of them has does more than compute a value, or the two return
-            different kinds of values. The graph of ``mine`` is unchanged then.
+        CaptureError: a node that only one of them has does more than compute or write a value, or the two
+            return different kinds of values. The graph of ``mine`` is unchanged then.
     """
     # Express both in the same open sizes.
     sizes, other_sizes = mine.sizes, theirs.sizes
@@ -72,9 +73,8 @@ def merge_branches(mine: Branch, theirs: Branch) -> Sizes:
     _check_results(*pairs[-1])
     for side, analysed in enumerate(effects):
         alone = [node for pair in pairs if None in pair and (node := pair[side]) is not None]
-        own = {analysed.index[node] for node in alone}
         for node in alone:
-            _check_alone(analysed, node, own)
+            _check_alone(analysed, node)
     constants = {
         node: kinds.of(side.module, side.sizes, node)
         for side, analysed in zip((mine, theirs), effects, strict=True)
@@ -168,20 +168,16 @@ def _unwritten_constants(module: GraphModule, effects: Effects) -> Iterator[Node
             yield node
 
 
-def _check_alone(effects: Effects, node: Node, own: set[int]) -> None:
-    """Refuse a node that only one way has if it does more than compute a value, or write to such a value.
-
-    Args:
-        own: the positions of all nodes that only this way has.
-    """
+def _check_alone(effects: Effects, node: Node) -> None:
+    """Refuse a node that only one way has if it does more than compute a value or write to memory."""
     if node.op == "get_attr" or node.target is require_condition:
         return  # a check does nothing where its condition was not read
     position = effects.index[node]
     effect = effects.by_position.get(position, PURE)
-    observable = replace(effect, writes=()).observable or not own.issuperset(effects.storages_written(effect))
+    observable = replace(effect, writes=()).observable
     if node.op != "call_function" or position in effects.regions or observable:
         raise CaptureError(
-            f"only one of the two ways has {node.name!r}, which does more than to compute a value"
+            f"only one of the two ways has {node.name!r}, which does more than to compute or write a value"
         )
 
 
@@ -199,6 +195,17 @@ def _leaves(value: Any) -> list[Any]:
     if isinstance(value, (list, tuple)):
         return [leaf for item in value for leaf in _leaves(item)]
     return [value]
+
+
+def _before_writes(node: Node) -> Node:
+    """The node of the tensor that operations in place have handed on, one to the next, as this node's."""
+    while True:
+        target, operands = node.target, node.args
+        while isinstance(target, OnlyIf):
+            target, operands = target.target, operands[1:]
+        if not is_in_place(target) or not isinstance(operands[0], Node):
+            return node
+        node = operands[0]
 
 
 def _facts(node: Node) -> tuple[Any, ...]:
@@ -323,6 +330,10 @@ class _Merge:
             right = self.image[right]
         if left is right:
             return left
+        if isinstance(left, Node) and isinstance(right, Node):
+            written = _before_writes(left)
+            if written is _before_writes(right) and _facts(left) == _facts(right) == _facts(written):
+                return written  # the same tensor, to which the ways write something else
         if isinstance(left, dict) and isinstance(right, dict) and left.keys() == right.keys():
             return {key: self._merged(node, value, right[key]) for key, value in left.items()}
         alike = (

@@ -69,7 +69,7 @@ class OnlyIf(_Target):
     """Calls a function where a condition has this truth; None elsewhere.
 
     Attributes:
-        target: the function; it has no side effect, but may write to what its own branch has made.
+        target: the function; it has no side effect, but may write to memory.
         truth: the answer on which the branch of this node is taken.
     """
 

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from tests.pipelining.running import assert_equal
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -276,3 +277,52 @@ def test_each_microbatch_takes_the_way_of_the_model(
 
 def _asks_late(model: nn.Module, backend: str | None) -> bool:
     return backend is not None and isinstance(model, WritesLater)
+
+
+class Adapts(Layers):
+    """One way writes to buffers, one of which the backward pass needs as it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(6))
+        self.register_buffer("adapted", torch.zeros((), dtype=torch.long))
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        if x.mean() < 0:
+            self.scale.mul_(0.9).add_(h.detach().mean(0))
+            self.scale[2:4] -= 1
+            self.adapted += 1
+            h = self.norm(h)
+        return self.b(h * self.scale) + self.scale.sum()
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("example", [0.5, -0.5])
+def test_one_way_writes_to_buffers(example: float, backend: str | None) -> None:
+    """A graph held the way of its example only. Memory that all ways have is written once, where it lies."""
+    torch.manual_seed(3)
+    model, x, target = Adapts(), torch.randn(20, 6), torch.randn(20, 6)
+    for number, mean in enumerate((0.5, -0.5, -0.5, 0.5)):
+        x[5 * number : 5 * number + 5] += mean - x[5 * number : 5 * number + 5].mean()
+    uncut = copy.deepcopy(model)
+    for sample, wanted in zip(x.chunk(4), target.chunk(4), strict=True):
+        (mse_loss(uncut(sample), wanted) / 4).backward()
+    pipe = pipeline(model, (torch.full((2, 6), example),), split_spec={"a": SplitPoint.END})
+    for sample in x.chunk(4):
+        partita.verify(pipe, model, (sample,), mode="train").check()
+        partita.verify(pipe, model, (sample,), mode="eval").check()
+
+    def rank(comm: Comm) -> nn.Module:
+        stage = copy.deepcopy(pipe).build_stage(comm.rank, comm=comm)
+        if backend is not None:
+            stage.compile(backend)
+        Schedule1F1B(stage, 4, mse_loss).step(x, target=target)
+        return stage.module
+
+    parts = InProcessWorld(2).run(rank)
+    gradients = {name: value.grad for part in parts for name, value in part.named_parameters()}
+    buffers = {name: value for part in parts for name, value in part.named_buffers()}
+    assert_equal(gradients, {name: value.grad for name, value in uncut.named_parameters()})
+    assert_equal(buffers, dict(uncut.named_buffers()))

@@ -9,6 +9,7 @@ from tensors that can be sent::
 
 What gradients flow through is computed once, where the model computes it, so that they are summed in the
 model's order. It is sent in each branch: where it is not computed, a stage sends zeros, which nothing reads.
+So is what one branch writes to memory that all branches have, such as a buffer: nothing is written twice.
 """
 
 from __future__ import annotations
@@ -131,8 +132,7 @@ def _makers(effects: Effects, wanted: Mapping[Node, Collection[int]]) -> dict[in
     """For each memory that branch nodes make, the stages that make it for themselves."""
     makers: dict[int, set[int]] = {}
     for node, stages in wanted.items():
-        fresh = {*effects.storages_of([node])}.difference(effects.storages_of(node.all_input_nodes))
-        for storage in fresh:
+        for storage in _fresh(effects, node):
             makers.setdefault(storage, set()).update(stages)
     return makers
 
@@ -187,14 +187,35 @@ def trained_in_a_branch(whole: GraphModule, values: Mapping[str, Any]) -> dict[s
 
 
 def _computed_once(whole: GraphModule, trained: Collection[Node]) -> set[Node]:
-    """The nodes of one branch that gradients may flow through, and all that is in the tuples among them."""
-    once: set[Node] = set()
+    """The nodes of one branch that gradients may flow through, and all that is in the tuples among them; and
+    those that write to memory of all branches.
+    """
+    once = _writing_for_all(whole)
     for node in whole.graph.nodes:
         if _is_of_one_branch(node):
             of_tuple = any(operand in once and _is_tuple(operand) for operand in node.all_input_nodes)
             if node in trained or of_tuple:
                 once.add(node)
     return once
+
+
+def _writing_for_all(whole: GraphModule) -> set[Node]:
+    """The nodes of one branch that write to memory that is no branch's own."""
+    effects = analyse(whole)
+    own: set[int] = set()
+    writing: set[Node] = set()
+    for position, node in enumerate(effects.nodes):
+        if not isinstance(node.target, OnlyIf):
+            continue
+        if not own.issuperset(effects.storages_written(effects.by_position.get(position, PURE))):
+            writing.add(node)
+        own |= _fresh(effects, node)
+    return writing
+
+
+def _fresh(effects: Effects, node: Node) -> set[int]:
+    """The memory that a node makes."""
+    return {*effects.storages_of([node])}.difference(effects.storages_of(node.all_input_nodes))
 
 
 def _is_tuple(node: Node) -> bool:

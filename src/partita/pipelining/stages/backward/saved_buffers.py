@@ -13,6 +13,8 @@ A graph may write to a buffer after autograd has saved it, where the model assig
 as it is saved; so does a compiled module, which writes at its end. The model's own code may refuse hooks
 (``torch.func.grad`` does), and autograd refuses what it writes to after saving it, as uncut: there the
 copies are made once the pass is over.
+
+A graph that writes in one branch on data only may do so in any later pass, so that the first shows nothing.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ from partita._torch.tensors.storage import storage_key
 from partita._torch.tensors.tensor_text import short_name
 from partita._torch.tensors.versions import times_written
 from partita.errors import ExecutionError
+from partita.graph.effect_rules.conditions import OnlyIf
+from partita.graph.effects import analyse
 from partita.pipelining.interface.layout import copied
 from partita.pipelining.stages.backward.autograd_cut import AutogradGraph
 
@@ -106,7 +110,7 @@ class SavedBuffers:
                     packed[:] = _AsUsed.pack(copied(packed[0].detach()))
         if training not in self._needed:
             written |= self._written_buffers(before, versions)
-            self._needed[training] = not written.isdisjoint(saved)
+            self._needed[training] = not written.isdisjoint(saved) or _may_write_later(self._module)
 
     def _written_buffers(self, before: Mapping[str, Tensor], versions: Mapping[str, int]) -> set[int]:
         """The storages of buffers that were written to, and of what has taken their places."""
@@ -118,6 +122,17 @@ class SavedBuffers:
 
 def _is_own_code(module: nn.Module) -> bool:
     return not any(isinstance(part, GraphModule) or is_compiled(part) for part in module.modules())
+
+
+def _may_write_later(module: nn.Module) -> bool:
+    """Whether a graph in the module writes to something in one branch on data only."""
+    return any(
+        isinstance(effects.nodes[position].target, OnlyIf)
+        for part in module.modules()
+        if isinstance(part, GraphModule) and any(isinstance(node.target, OnlyIf) for node in part.graph.nodes)
+        for effects in [analyse(part)]
+        for position in effects.writers
+    )
 
 
 def _written_keys(parameters: Sequence[tuple[nn.Parameter, int]]) -> set[int]:
