@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -27,6 +29,20 @@ class Skips(nn.Module):
         return x
 
 
+class Draws(nn.Module):
+    """Decides by a draw that ``skip`` makes, which is true in few runs, or in none."""
+
+    def __init__(self, skip: Callable[[], Tensor]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.skip = skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x if self.training and self.skip() else layer(x)
+        return x
+
+
 class Stops(nn.Linear):
     """Asks for what it computes from random numbers and from its inputs."""
 
@@ -46,6 +62,43 @@ def test_layers_that_are_left_out_at_random_are_refused_with_the_line(rate: floa
     with pytest.raises(CaptureError, match="draws a random number to decide what it runs") as caught:
         capture(Skips(rate), (X,))
     assert "(at if self.training and torch.rand([]) < self.rate:" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "skip",
+    [
+        lambda: torch.zeros(()).uniform_(0.0, 1.0) < 0.001,
+        lambda: torch.empty(()).uniform_(-1, 1) > 0.99,
+        lambda: torch.empty(1).bernoulli_(0.001),
+        lambda: torch.bernoulli(torch.full((1,), 0.001)),
+        lambda: torch.bernoulli(torch.empty(1), 0.001),
+        lambda: torch.rand_like(torch.empty(())) < 0.001,
+        lambda: torch.randn(()) > 3.5,
+        lambda: torch.randn_like(torch.empty(())) < -3.5,
+        lambda: torch.empty(()).normal_(1.0, 2.0) > 8,
+        lambda: torch.randint(1000, (1,)) > 998,
+        lambda: torch.randint(1, 1000, (1,)) < 2,
+    ],
+)
+def test_any_draw_of_torch_that_decides_is_refused(skip: Callable[[], Tensor]) -> None:
+    """Only `torch.rand` was looked at: with another draw the graph was proven, held one way, and failed in
+    whichever step drew the other way.
+    """
+    with pytest.raises(CaptureError, match="draws a random number to decide what it runs"):
+        capture(Draws(skip), (X,))
+
+
+@pytest.mark.parametrize(
+    "skip",
+    [
+        lambda: torch.zeros(()).uniform_(0.0, 1.0) < 0,
+        lambda: torch.empty(1).bernoulli_(0.0),
+        lambda: torch.bernoulli(torch.ones(1)) < 1,
+        lambda: torch.randint(2, (1,)) > 1,
+    ],
+)
+def test_draws_that_can_answer_in_one_way_only_are_captured(skip: Callable[[], Tensor]) -> None:
+    assert capture(Draws(skip), (X,), prove=True).proof.holds
 
 
 def test_what_the_refusal_advises_can_be_done() -> None:
