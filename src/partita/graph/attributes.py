@@ -49,10 +49,10 @@ def attribute(root: nn.Module, node: Node) -> Attribute:
     target = str(node.target)
     if isinstance(value, nn.Module):
         return Attribute(target, value, "module")
-    if isinstance(value, nn.Parameter):
-        return Attribute(target, value, "parameter")
     parent_name, _, name = target.rpartition(".")
     parent = root.get_submodule(parent_name)
-    if is_buffer(parent, name):
+    if is_buffer(parent, name):  # which may be a parameter by its type
         return Attribute(target, value, "buffer", is_persistent_buffer(parent, name))
+    if isinstance(value, nn.Parameter):
+        return Attribute(target, value, "parameter")
     return Attribute(target, value, "constant")

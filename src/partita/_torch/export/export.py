@@ -30,6 +30,7 @@ from partita._torch.export.function_call import call_functions_directly, functio
 from partita._torch.export.mapped_indexing import mapped_indexing_is_an_operator
 from partita._torch.export.nested_regions import nested_regions_are_called
 from partita._torch.export.open_sizes import batch_is_open
+from partita._torch.export.parameter_buffers import parameter_buffers_as_tensors
 from partita._torch.export.script_functions import script_functions_in_python
 from partita._torch.export.users_code import is_users
 from partita._torch.graph_module.generated_sources import sources_dropped
@@ -108,6 +109,7 @@ def export_module(
         opening,
         _unmarked((args, kwargs)),
         functions_kept(),
+        parameter_buffers_as_tensors(model) as put_own_buffers,
         sources_dropped() as keep_sources,
         _quiet(),
     ):
@@ -122,6 +124,7 @@ def export_module(
         for holder in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             state[holder].update(vars(exported)[holder])
         state.update({key: value for key, value in vars(exported).items() if isinstance(value, torch.Tensor)})
+        put_own_buffers(module)
         _check_data(exported, model)
         keep_sources(module)
     return module
