@@ -52,11 +52,11 @@ def test_a_graph_has_a_line_for_each_call_too() -> None:
     model = symbolic_trace(Model())
     assert structure_of(model) == (
         "inner.weight: float32[2, 2]",
-        "inner(_)",
-        "gelu(_, 'tanh')",
-        "mul(_, 0.5)",
-        "add(_, _)",
-        "sum(_, [0, -1], True)",
+        "%2 = inner(%0)",
+        "%3 = gelu(%2, 'tanh')",
+        "%4 = mul(%1, 0.5)",
+        "%5 = add(%3, %4)",
+        "%6 = sum(%5, [0, -1], True)",
     )
     assert structure_of(copy.deepcopy(model)) == structure_of(symbolic_trace(Model()))
     assert structure_of(model.to("meta")) == structure_of(symbolic_trace(Model()))
@@ -96,3 +96,18 @@ def test_a_dtype_counts() -> None:
         return _graph(lambda graph, x: graph.call_function(aten.to.dtype, (x, dtype)))
 
     assert structure_of(cast(torch.float16)) != structure_of(cast(torch.bfloat16))
+
+
+def test_which_values_a_call_takes_counts() -> None:
+    """Tables that are made for each string of a set come in another order in each process."""
+
+    def tables(order: tuple[str, str]) -> Callable[[Graph, Any], Any]:
+        def build(graph: Graph, x: Any) -> Any:
+            made_of = {name: graph.call_function(aten.cos, (graph.get_attr(name),)) for name in order}
+            return graph.call_function(aten.mul.Tensor, (x, made_of["weight"]))
+
+        return build
+
+    assert structure_of(_graph(tables(("weight", "bias")))) != structure_of(
+        _graph(tables(("bias", "weight")))
+    )

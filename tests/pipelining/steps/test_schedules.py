@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -336,6 +337,28 @@ def test_stages_of_different_cuts_are_an_error_on_both_ranks() -> None:
     pipes = (cut(PLAIN, 2), pipeline(PLAIN.model(), PLAIN.data(4)[0], split_spec={"b": SplitPoint.END}))
     for error in errors_of(2, lambda comm: ScheduleGPipe(_stage(pipes[comm.rank], comm), 4, PLAIN.loss)):
         assert "hold stages of different cuts: cut the same model in the same way on both" in str(error)
+
+
+def test_ranks_whose_code_makes_equal_calls_in_another_order_are_told_of_hash_seeds() -> None:
+    class Model(nn.Module):
+        def __init__(self, order: Sequence[str]) -> None:
+            super().__init__()
+            self.order = order
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.register_buffer("full", torch.ones(4))
+            self.register_buffer("sliding", torch.zeros(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            tables = {name: torch.mul(x, getattr(self, name)) for name in self.order}
+            result: Tensor = self.b(self.a(x) + tables["full"]) + tables["sliding"]
+            return result
+
+    spec = {"a": SplitPoint.END}
+    orders = (("full", "sliding"), ("sliding", "full"))
+    pipes = [pipeline(Model(order), (torch.ones(1, 4),), split_spec=spec) for order in orders]
+    for error in errors_of(2, lambda comm: ScheduleGPipe(_stage(pipes[comm.rank], comm), 4, PLAIN.loss)):
+        assert re.search(r"different models: %\d+ = aten.mul.Tensor\(%\d+, full\) on rank 0, and", str(error))
+        assert "start all processes with PYTHONHASHSEED=0" in str(error)
 
 
 def test_a_missing_or_doubled_stage_is_an_error_on_all_ranks() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from partita._torch.containers.pytree import TreeSpec, flatten, register_leaves
 from partita.pipelining.blocks.cut import Site
 from partita.pipelining.blocks.replaying.answers import Answer, NewTensor
+from partita.pipelining.blocks.replaying.calls_digest import CallsOfPass
 
 __all__ = ["Gradients", "Packet", "first_packet", "sharing_memory"]
 
@@ -26,6 +27,7 @@ class Packet:
         structure: the pytree structure of the arguments.
         tensors: how many of the leaves are tensors.
         answers: what all functions returned that were called before the border, in order.
+        calls: these calls.
         values: tensors that later stages may need, by number.
         sites: where each of ``values`` was made.
         aliases: the numbers of those that share memory.
@@ -39,6 +41,7 @@ class Packet:
     structure: TreeSpec
     tensors: int
     answers: Sequence[Answer] = ()
+    calls: CallsOfPass = field(default_factory=CallsOfPass)
     values: Mapping[int, Tensor] = field(default_factory=dict)
     sites: Mapping[int, Site] = field(default_factory=dict)
     aliases: frozenset[int] = frozenset()
@@ -93,7 +96,14 @@ def first_packet(
     sites = {number: ("argument", number) for number in values}
     own = tuple(values.values()) if live else ()
     return Packet(
-        described, spec, len(values), (), values, sites, generators=generators, live=live, own_arguments=own
+        described,
+        spec,
+        len(values),
+        values=values,
+        sites=sites,
+        generators=generators,
+        live=live,
+        own_arguments=own,
     )
 
 

@@ -52,6 +52,7 @@ from partita.pipelining.blocks.replaying.answers import (
     picklable,
     tensors_in,
 )
+from partita.pipelining.blocks.replaying.calls_digest import CallsDigest
 from partita.pipelining.blocks.replaying.liveness import variables_read_later
 from partita.pipelining.blocks.replaying.model_frames import line_of_model, variables_of_model
 from partita.pipelining.blocks.replaying.numbered_tensors import NumberedTensors
@@ -103,6 +104,7 @@ class StagePass(TorchFunctionMode):
         self._answers: list[Answer] = list(packet.answers)
         self._tensors = NumberedTensors()
         self._replay = Replay(stage, self._answers, self._tensors, device)
+        self._digest = CallsDigest(self._tensors, state)
         self._records = stage < cut.stages - 1  # nobody follows the last stage
         self._calls: dict[str, int] = {}
         self._path: list[Event] = []
@@ -183,6 +185,7 @@ class StagePass(TorchFunctionMode):
             return replace(
                 self._packet,
                 answers=self._answers,
+                calls=self._digest.calls,
                 values=values,
                 sites={number: tensors.sites[number] for number in values},
                 aliases=sharing_memory(values) | (self._packet.aliases & values.keys()),
@@ -248,6 +251,7 @@ class StagePass(TorchFunctionMode):
     def _begin(self) -> None:
         """Let the ghosts become what the stage was handed."""
         self._replay.check_complete()
+        self._replay.check_equal(self._digest.calls, self._packet.calls)
         packet, tensors = self._packet, self._tensors
         with undisturbed():
             for number, value in packet.values.items():
@@ -289,8 +293,11 @@ class StagePass(TorchFunctionMode):
         before = self._code_of < self.stage
         if not before and name in _STATE_PROPERTIES and self._is_state_elsewhere(args[0]):
             return self._property_elsewhere(func, name, args[0])
-        for tensor in self._operands(args, kwargs):
+        operands = list(self._operands(args, kwargs))
+        for tensor in operands:
             self._check_here(tensor, name)
+        if (self._records or before) and name not in _STATE_PROPERTIES and not inside_of_transform():
+            self._digest.note(name, operands, args, kwargs)
         return self._replay.answer(name) if before else self._call(func, name, args, kwargs)
 
     def _operands(self, args: Any, kwargs: dict[str, Any]) -> Iterator[Tensor]:

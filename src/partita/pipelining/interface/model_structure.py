@@ -4,6 +4,8 @@ look the same where the parts on other ranks differ.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 from torch.fx import GraphModule, Node
@@ -26,14 +28,18 @@ def structure_of(model: nn.Module) -> tuple[str, ...]:
     """
     lines = [f"{name}: {tensor_text(tensor)}" for name, tensor in named_state(model)]
     if isinstance(model, GraphModule):
-        lines += [_call(node) for node in model.graph.nodes if node.op.startswith("call_")]
+        values: dict[Node, str] = {}
+        for node in model.graph.nodes:
+            values[node] = str(node.target) if node.op == "get_attr" else f"%{len(values)}"
+        lines += [_call(node, values) for node in model.graph.nodes if node.op.startswith("call_")]
     return tuple(lines)
 
 
-def _call(node: Node) -> str:
+def _call(node: Node, values: Mapping[Node, str]) -> str:
     target = node.target if isinstance(node.target, str) else _name(node.target)
     settings = [*node.args, *(node.kwargs[name] for name in sorted(node.kwargs))]
-    return f"{target}({', '.join(map(_argument, settings))})"
+    arguments = ", ".join(_argument(value, values) for value in settings)
+    return f"{values[node]} = {target}({arguments})"
 
 
 def _name(target: object) -> str:
@@ -41,10 +47,12 @@ def _name(target: object) -> str:
     return str(target) if str(target).startswith(("aten.", "prims.")) or name is None else str(name)
 
 
-def _argument(value: object) -> str:
-    """Constants as they are, and a placeholder for everything else (values, devices)."""
+def _argument(value: object, values: Mapping[Node, str]) -> str:
+    """Constants as they are, values by their places, and a placeholder for everything else (devices)."""
+    if isinstance(value, Node):
+        return values[value]
     if isinstance(value, _CONSTANTS):
         return repr(value)
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_argument, value))}]"
+        return f"[{', '.join(_argument(item, values) for item in value)}]"
     return "_"

@@ -21,6 +21,7 @@ from partita.pipelining.blocks.replaying.answers import (
     StageDevice,
     map_leaves,
 )
+from partita.pipelining.blocks.replaying.calls_digest import CallsOfPass
 from partita.pipelining.blocks.replaying.numbered_tensors import NumberedTensors
 
 __all__ = ["NOT_RUN_HERE", "Replay"]
@@ -79,6 +80,16 @@ class Replay:
         if self._next != len(self._answers):
             raise self._other_way("reaches this stage", self._answers[self._next][0])
         self._over = True
+
+    def check_equal(self, here: CallsOfPass, there: CallsOfPass) -> None:
+        """Raise ExecutionError where the calls were others than where they ran, though of equal names."""
+        if not here.are_equal(there):
+            raise ExecutionError(
+                f"the model's forward goes another way on stage {self._stage} than on those before it: it "
+                "makes calls of the same functions with other tensors, or in another order. Where it goes "
+                "through a set of strings, start all processes with PYTHONHASHSEED=0, since their order is "
+                "another one in each; else see that what it reads before a cut is equal on all stages"
+            )
 
     def _leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, NewTensor):

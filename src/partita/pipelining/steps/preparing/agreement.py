@@ -68,7 +68,8 @@ def _refuse_models(structures: Sequence[tuple[str, ...]]) -> None:
         )
         raise SignatureMismatch(
             f"ranks 0 and {rank} have cut different models: {here} on rank 0, and {there} on rank {rank}. "
-            "Build the same model on every rank"
+            "Build the same model on every rank. Where its code goes through a set of strings, start all "
+            "processes with PYTHONHASHSEED=0: their order is another one in each"
         )
 
 
