@@ -57,19 +57,28 @@ class CallsDigest:
     def __init__(self, tensors: NumberedTensors, state: Mapping[int, str]) -> None:
         self._tensors = tensors
         self._state = state
-        self._operands = self._numbers = self._in_any_order = 0
+        self._operands: list[tuple[str, list[str | int]]] = []
+        self._numbers: list[tuple[str, list[Any]]] = []
+        self._calls = CallsOfPass()
 
     def note(self, name: str, operands: Iterable[Tensor], args: Any, kwargs: Mapping[str, Any]) -> None:
         """Note a call of a function of that name, with operands that have numbers."""
-        which = [self._state.get(id(one)) or self._tensors.by_identity[id(one)] for one in operands]
-        numbers = [value for value in (*args, *kwargs.values()) if type(value) in _NUMBERS]
-        self._operands = zlib.crc32(f"{name}{which}".encode(), self._operands)
-        if numbers:
-            text = f"{name}{numbers}".encode()
-            self._numbers = zlib.crc32(text, self._numbers)
-            self._in_any_order += zlib.crc32(text)
+        names, numbers = self._state, self._tensors.by_identity
+        self._operands.append((name, [names.get(id(one)) or numbers[id(one)] for one in operands]))
+        leaves = [*args, *kwargs.values()] if kwargs else args
+        constants = [value for value in leaves if type(value) in _NUMBERS]
+        if constants:
+            self._numbers.append((name, constants))
 
     @property
     def calls(self) -> CallsOfPass:
         """Those up to now."""
-        return CallsOfPass(self._operands, self._numbers, self._in_any_order)
+        before, numbers = self._calls, [repr(one).encode() for one in self._numbers]
+        self._calls = CallsOfPass(
+            zlib.crc32(b"".join(repr(one).encode() for one in self._operands), before.operands),
+            zlib.crc32(b"".join(numbers), before.numbers),
+            before.in_any_order + sum(map(zlib.crc32, numbers)),
+        )
+        self._operands.clear()
+        self._numbers.clear()
+        return self._calls
