@@ -21,7 +21,9 @@ def _calls(rows: Sequence[tuple[str, Sequence[Tensor], Sequence[Any]]], state: d
     for name, operands, numbers in rows:
         for operand in operands:
             if tensors.number_of(operand) is None:
-                tensors.add(operand, (), ghost=False)
+                number = tensors.add(operand, (), ghost=False)
+                if id(operand) in state:
+                    tensors.state.add(number)
         digest.note(name, operands, (*operands, *numbers), {})
     return digest.calls
 

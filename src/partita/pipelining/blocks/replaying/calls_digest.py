@@ -63,8 +63,12 @@ class CallsDigest:
 
     def note(self, name: str, operands: Iterable[Tensor], args: Any, kwargs: Mapping[str, Any]) -> None:
         """Note a call of a function of that name, with operands that have numbers."""
-        names, numbers = self._state, self._tensors.by_identity
-        self._operands.append((name, [names.get(id(one)) or numbers[id(one)] for one in operands]))
+        tensors, which = self._tensors, list[str | int]()
+        for operand in operands:
+            number = tensors.by_identity[id(operand)]
+            # State has the number of its first use, which is the same one for whatever is used first.
+            which.append(self._state.get(id(operand), "") if number in tensors.state else number)
+        self._operands.append((name, which))
         leaves = [*args, *kwargs.values()] if kwargs else args
         constants = [value for value in leaves if type(value) in _NUMBERS]
         if constants:

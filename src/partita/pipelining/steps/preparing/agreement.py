@@ -58,6 +58,12 @@ def agree_on_placement(
     return _placement([indices for indices, *_ in everywhere], routes.stages)
 
 
+_OF_A_SET = (
+    ". Where its code goes through a set of strings, start all processes with PYTHONHASHSEED=0: their order is "
+    "another one in each"
+)
+
+
 def _refuse_models(structures: Sequence[tuple[str, ...]]) -> None:
     """Raise an error with the first line in which two models differ."""
     for rank, structure in enumerate(structures):
@@ -66,10 +72,10 @@ def _refuse_models(structures: Sequence[tuple[str, ...]]) -> None:
         here, there = next(
             pair for pair in zip_longest(structures[0], structure, fillvalue="nothing") if pair[0] != pair[1]
         )
+        calls = here.startswith("%") and there.startswith("%")
         raise SignatureMismatch(
             f"ranks 0 and {rank} have cut different models: {here} on rank 0, and {there} on rank {rank}. "
-            "Build the same model on every rank. Where its code goes through a set of strings, start all "
-            "processes with PYTHONHASHSEED=0: their order is another one in each"
+            f"Build the same model on every rank{_OF_A_SET if calls else ''}"
         )
 
 
