@@ -59,8 +59,8 @@ def agree_on_placement(
 
 
 _OF_A_SET = (
-    ". Where its code goes through a set of strings, start all processes with PYTHONHASHSEED=0: their order is "
-    "another one in each"
+    ". Where its code goes through a set of strings, start all processes with PYTHONHASHSEED=0: their order "
+    "is another one in each"
 )
 
 
