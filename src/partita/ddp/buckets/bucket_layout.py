@@ -10,7 +10,7 @@ rank can tell a parameter that nobody used from one whose gradient is zero.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -97,9 +97,9 @@ def lay_out(
     if plan is not None:
         groups = [*_planned(names, parameters, plan, sparse), *alone]
     else:
-        dense = [index for index in order if index not in sparse]
-        groups = [*_capped(names, parameters, dense, cap_bytes, first_cap_bytes), *alone]
         place = {index: position for position, index in enumerate(order)}
+        dense = {index: at for index, at in place.items() if index not in sparse}
+        groups = [*_capped(names, parameters, dense, cap_bytes, first_cap_bytes), *alone]
         groups.sort(key=lambda group: max(place[index] for index in group))
     return tuple(
         _laid(number, group, names, parameters, is_sparse=group[0] in sparse)
@@ -114,13 +114,12 @@ def _kind(parameter: torch.Tensor) -> tuple[torch.dtype, torch.device]:
 def _capped(
     names: Sequence[str],
     parameters: Sequence[torch.Tensor],
-    order: Sequence[int],
+    place: Mapping[int, int],
     cap_bytes: int,
     first_cap_bytes: int | None,
 ) -> list[list[int]]:
-    place = {index: position for position, index in enumerate(order)}
     kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-    for index in order:
+    for index in place:
         kinds.setdefault(_kind(parameters[index]), []).append(index)
     index_of = {name: index for index, name in enumerate(names)}
     groups: list[list[int]] = []

@@ -20,6 +20,7 @@ def check_replicable(
     trained: dict[str, nn.Parameter],
     ignored: Collection[str],
     taken: Collection[str],
+    sparse: Collection[str],
 ) -> None:
     """Refuse what the buckets can't serve.
 
@@ -28,6 +29,7 @@ def check_replicable(
         trained: those that require a gradient and are not ignored.
         ignored: names of parameters and buffers.
         taken: names of parameters that belong to a replicated module already.
+        sparse: names of those that get sparse gradients, see `sparse_weights`.
 
     Raises:
         ArgumentError: the message names the parameter, and what to do.
@@ -59,7 +61,6 @@ def check_replicable(
             raise ArgumentError(
                 f"parameter {name!r} is on the meta device: load or initialise it before replicate()"
             )
-    sparse = sparse_weights(module, trained)
     for name, child in module.named_modules():
         if isinstance(child, _EMBEDDINGS) and child.sparse:
             continue

@@ -71,8 +71,8 @@ class Replication:
             name: value for name, value in named.items() if value.requires_grad and name not in ignored
         }
         taken = {name for name, value in trained.items() if REPLICATIONS.owner_of(value) is not None}
-        check_replicable(module, named, trained, ignored, taken)
         sparse = sparse_weights(module, trained)
+        check_replicable(module, named, trained, ignored, taken, sparse)
         state = {
             name: value for name, value in (*named.items(), *module.named_buffers()) if name not in ignored
         }
