@@ -63,6 +63,7 @@ def compile_training(
     settings: Mapping[str, Any] = MappingProxyType({}),
     static_positions: Sequence[int] = (),
     by_operator: bool = False,
+    backward_too: bool = False,
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo's for training and inference.
 
@@ -73,13 +74,18 @@ def compile_training(
         settings: of Inductor's configuration, for all of its graphs.
         static_positions: of the inputs that are parameters or buffers, besides those that Dynamo sees.
         by_operator: see `compile_ahead`; of ``inner``.
+        backward_too: give ``compile_graph`` the backward graph now; else when it is first needed.
 
     Returns:
         A function of the same inputs.
     """
     # Saved values that a graph may overwrite are listed for the whole backward graph; a piece would take the
     # numbers for those of its own inputs. The cache would hand out backward graphs that nobody has cut.
-    with functorch_config.patch(donated_buffer=False, enable_autograd_cache=False):
+    with functorch_config.patch(
+        donated_buffer=False,
+        enable_autograd_cache=False,
+        force_non_lazy_backward_lowering=backward_too,
+    ):
         if inner is None:
             # Inductor's passes are imported by those who use them: that takes as long as half of torch.
             from torch._inductor.compile_fx import compile_fx

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from partita._torch.compile.refusal import check_margin_losses, failure_text
 from partita._torch.compile.training_graphs import GraphCompiler, compile_training
 from partita.errors import NotCompiled
 from partita.graph.structure import structural_hash
+from partita.pipelining.compiled.ahead import CompiledAhead, ahead_now
 from partita.pipelining.compiled.backward_graph import copied
 from partita.pipelining.compiled.backward_runner import BackwardRunner
 from partita.pipelining.compiled.stateless import STATE
@@ -26,6 +28,8 @@ from partita.runtime.graph_compiler import graph_as_it_is, resolve_inner
 from partita.runtime.rng import first_site
 
 __all__ = ["Artifacts", "artifacts_for"]
+
+_STATE_NUMBER = re.compile(rf"_{STATE}(\d+)")
 
 
 class Artifacts:
@@ -51,12 +55,20 @@ class Artifacts:
         (``torch.compiler.set_stance``) may let another backend compile.
         """
         check_margin_losses(gm)
-        placeholders = gm.graph.find_nodes(op="placeholder")
+        numbers = [_STATE_NUMBER.search(str(node.target)) for node in gm.graph.find_nodes(op="placeholder")]
         state = [
             place
-            for place, (node, value) in enumerate(zip(placeholders, inputs, strict=True))
-            if f"_{STATE}" in str(node.target) or isinstance(value, torch.nn.Parameter)
+            for place, (number, value) in enumerate(zip(numbers, inputs, strict=True))
+            if number or isinstance(value, torch.nn.Parameter)
         ]
+        ahead = ahead_now()
+        if ahead is not None:
+            early = [number is not None and int(number[1]) in ahead.early_state for number in numbers]
+            ahead.early_inputs = frozenset(
+                place
+                for place, value in enumerate(inputs)
+                if early[place] or (place not in state and getattr(value, "requires_grad", False))
+            )
         run = compile_training(
             gm,
             inputs,
@@ -65,9 +77,12 @@ class Artifacts:
             settings=self.options.settings(),
             static_positions=state,
             by_operator=self.options.backend == "aot_eager",
+            backward_too=ahead is not None,
         )
 
         def run_marked(*values: Any) -> Any:
+            if ahead_now() is not None:
+                raise CompiledAhead
             results = run(*values)
             if torch.is_grad_enabled():
                 mark(results, first_site())
@@ -81,6 +96,9 @@ class Artifacts:
         runner = BackwardRunner(
             graph, lambda piece: self._compiled(piece, compiler), fuses=self.options.backend == "inductor"
         )
+        ahead = ahead_now()
+        if ahead is not None:
+            ahead.runners.append(runner)
         return takes_a_list(runner)
 
     def _compiled(self, graph: AotGraph, compiler: GraphCompiler) -> Boxed:

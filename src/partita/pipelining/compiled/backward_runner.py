@@ -6,7 +6,7 @@ does, I and W alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -46,16 +46,44 @@ class BackwardRunner:
         self._variants: dict[tuple[int, ...], _Variant] = {}
 
     def __call__(self, values: list[Any]) -> Sequence[Any]:
-        missing = tuple([place for place, value in enumerate(values) if value is None])
-        variant = self._variants.get(missing)
-        if variant is None:
-            variant = self._variants[missing] = self._variant(missing)
+        variant = self._variant(tuple([place for place, value in enumerate(values) if value is None]))
         if not self._draws:
             return variant.run(values, asked())
         with sites_from(site_of_node()):
             return variant.run(values, asked())
 
+    def compile(self, early_inputs: Collection[int], *, whole: bool, halves: bool, from_loss: bool) -> None:
+        """Compile what a schedule will ask for.
+
+        Args:
+            early_inputs: positions of the forward graph's inputs whose gradients I computes.
+            whole: B.
+            halves: I and W; B where I has nothing to compute.
+            from_loss: only one output has a gradient, the loss or what it is made of. Where several could be
+                that, and not just one of them is a single number, nothing is compiled.
+        """
+        placeholders = list(enumerate(self._graph.gm.graph.find_nodes(op="placeholder")))
+        gradients = [(place, node) for place, node in placeholders if node.name.startswith("tangents")]
+        starts = gradients
+        if from_loss and len(gradients) > 1:
+            starts = [(place, node) for place, node in gradients if not node.meta["val"].dim()]
+            if len(starts) != 1:
+                return
+        variant = self._variant(tuple(place for place, node in gradients if (place, node) not in starts))
+        tensors = self._graph.forward_tensors
+        early = frozenset(edge for edge, place in enumerate(tensors) if place in early_inputs)
+        if whole or not early:
+            variant.whole()
+        if halves and early:
+            variant.halves(early)
+
     def _variant(self, missing: tuple[int, ...]) -> _Variant:
+        variant = self._variants.get(missing)
+        if variant is None:
+            variant = self._variants[missing] = self._new_variant(missing)
+        return variant
+
+    def _new_variant(self, missing: tuple[int, ...]) -> _Variant:
         graph = self._graph
         names = [node.name for node in graph.gm.graph.find_nodes(op="placeholder")]
         if missing:
@@ -130,9 +158,21 @@ class _Variant:
         """B, where no edges are asked for; I for these, where some are."""
         return self._run_whole(values) if edges is None else self._run_first(values, edges)
 
-    def _run_whole(self, values: list[Any]) -> Sequence[Any]:
+    def whole(self) -> Boxed:
+        """What runs B."""
         if self._whole is None:
             self._whole = self._compile(self._graph)
+        return self._whole
+
+    def halves(self, edges: frozenset[int]) -> _Halves:
+        """What runs I for these edges, and W."""
+        halves = self._halves.get(edges)
+        if halves is None:
+            halves = self._halves[edges] = self._cut(edges)
+        return halves
+
+    def _run_whole(self, values: list[Any]) -> Sequence[Any]:
+        run = self.whole()
         if self._without:
             hide_missing(self._without)
         taken_values = self._taken(values)
@@ -140,7 +180,7 @@ class _Variant:
         layout = tuple([taken_values[place].stride() for place in self._arriving])
         aliases = self._aliases.get(layout)
         inputs = list(taken_values) if aliases is None else []
-        results = self._whole(taken_values)
+        results = run(taken_values)
         if aliases is None:
             aliases = self._aliases[layout] = _aliases(inputs, results)
         if not aliases:
@@ -151,9 +191,7 @@ class _Variant:
 
     def _run_first(self, values: list[Any], edges: frozenset[int]) -> Sequence[Any]:
         """I; W is left with the node."""
-        halves = self._halves.get(edges)
-        if halves is None:
-            halves = self._halves[edges] = self._cut(edges)
+        halves = self.halves(edges)
         taken_values = self._taken(values)
         available = dict(zip(self._names, taken_values, strict=True))
         taken_values.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 
 from partita._torch.autograd.engine import forget_hooks, hooks_made
 from partita._torch.autograd.region_switches import OpenRegions
+from partita._torch.compile.eager_stance import compiles_what_it_is_given
 from partita._torch.compile.refusal import (
     check_recurrent,
     check_wrappers,
@@ -24,6 +25,7 @@ from partita._torch.compile.refusal import (
 from partita._torch.graph_module.lazy_module import LazyGraphModule, generate_code
 from partita._torch.modules.contents import first_hook_inside, registries
 from partita.errors import NotCompiled
+from partita.pipelining.compiled.ahead import AheadOfStep, compiling_ahead
 from partita.pipelining.compiled.artifacts import Artifacts, artifacts_for
 from partita.pipelining.compiled.stateless import stateless
 from partita.pipelining.interface.compile_options import CompileOptions
@@ -127,6 +129,39 @@ class CompiledForward:
         if path and not self.hooked:
             self._warn(f"its submodule {path!r} has a hook, which a compiler would lose")
         self.hooked = path
+
+    def compile_ahead(
+        self, step: AheadOfStep, early: Collection[nn.Parameter], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> None:
+        """Compile what a step will run, and run nothing.
+
+        Args:
+            early: the parameters whose gradients I computes.
+            args: like those that the step will bring; never read.
+            kwargs: likewise.
+        """
+        if self.refused or self.hooked or modes_active() or not compiles_what_it_is_given():
+            return
+        before = hooks_made()
+        try:
+            entry = self._entry()
+            if entry.conditions is not None:  # they are read from the values
+                return
+            ids = {id(parameter) for parameter in early}
+            numbers = (number for number, (table, name) in enumerate(entry.slots) if id(table[name]) in ids)
+            step.early_state = frozenset(numbers)
+            with compiling_ahead(step):
+                self._first_run(entry, tuple(args), kwargs)
+            entry.ran = True
+            step.compile_backward()
+            if self._is_graph:
+                forget_hooks(before)
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            self.refused = refusal_text(error)
+            self._entries.clear()
+            self._warn(self.refused)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.refused or self.hooked or modes_active():

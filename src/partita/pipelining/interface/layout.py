@@ -39,6 +39,7 @@ __all__ = [
     "packed",
     "trailer_length",
     "trailer_of",
+    "zeros_like_sent",
 ]
 
 _ALIGNED = 64
@@ -284,6 +285,31 @@ def _places(tensors: Sequence[Tensor | None]) -> list[_Place | None]:
             for (number, _), offset in zip(together, offsets, strict=True):
                 places[number] = _Place(storage, offset)
     return places
+
+
+def zeros_like_sent(
+    shape: Sequence[int],
+    strides: Sequence[int],
+    sizes: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor | None:
+    """Return zeros that lie in memory as a value would that was sent from such an example; None where the
+    example has gaps or overlaps, so that nobody knows the strides of other sizes.
+
+    Args:
+        shape: of the example.
+        strides: likewise.
+        sizes: of the result.
+    """
+    shape, strides = tuple(shape), tuple(strides)
+    if strides == _compact_strides(shape):
+        return torch.zeros(tuple(sizes), dtype=dtype, device=device)
+    if not _is_dense(shape, strides):
+        return None
+    order = sorted(range(len(shape)), key=lambda dim: (-strides[dim], dim))
+    zeros = torch.zeros([sizes[dim] for dim in order], dtype=dtype, device=device)
+    return zeros.permute([order.index(dim) for dim in range(len(order))])
 
 
 def _end(shape: Sequence[int], strides: Sequence[int], offset: int) -> int:

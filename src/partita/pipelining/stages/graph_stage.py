@@ -7,14 +7,16 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from partita._torch.distributed.gradient_sync import converted_dtype
 from partita._torch.export.signature import Signature
 from partita._torch.tensors.tensor_text import short_name
 from partita.errors import SignatureMismatch
+from partita.graph.effects import metadata
 from partita.pipelining.interface.fixed_dtypes import fixed_dtype
 from partita.pipelining.interface.routes import Named, Routes, StageBorder
-from partita.pipelining.interface.two_modes import graphs_in
+from partita.pipelining.interface.two_modes import TwoModes, graphs_in
 from partita.pipelining.interface.values import accept
 from partita.pipelining.stages.flight import Flight
 from partita.pipelining.stages.value_stage import ValueStage
@@ -94,8 +96,21 @@ class GraphStage(ValueStage):
         flat = [values[item.name] if isinstance(item, Named) else item for item in routes.results]
         return (routes.signature or self.signature).unflatten(flat)
 
-    def _compute(self, inputs: Sequence[Any]) -> Sequence[Tensor]:
-        result = self._called(*inputs)
+    def _example(self, name: str) -> tuple[Sequence[int], Sequence[int]] | None:
+        graph = self._inner.current if isinstance(self._inner, TwoModes) else self._inner
+        if not isinstance(graph, GraphModule):
+            return None
+        place = self.border.inputs.index(name)
+        value = metadata(graph.graph.find_nodes(op="placeholder")[place])
+        if not isinstance(value, Tensor):
+            return None
+        layout = tuple(value.shape), tuple(value.stride())
+        return layout if all(isinstance(number, int) for numbers in layout for number in numbers) else None
+
+    def _arguments(self, inputs: Sequence[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        return inputs, {}
+
+    def _outputs(self, result: Any) -> Sequence[Tensor]:
         outputs: Sequence[Tensor] = (result,) if len(self.border.outputs) == 1 else result
         return outputs
 

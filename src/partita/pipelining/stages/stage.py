@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -407,6 +407,16 @@ class Stage(CopiedInItsProcess, ABC):
                 "before they are computed; leave the dw_builder out, any module's backward pass is split"
             )
         self._reduction.begin(microbatches)
+
+    def compile_ahead(self, arguments: Mapping[str, Tensor], kinds: Collection[ActionKind]) -> None:
+        """Compile, before a step begins to run, what it will run of this stage for the first time. A stage
+        that takes something else than tensors, or that a wrapper of data parallel training runs, is compiled
+        when it first runs.
+
+        Args:
+            arguments: what the model is given for the first microbatch, where this is the first stage.
+            kinds: what the schedule does with the stage.
+        """
 
     def forget(self) -> None:
         """Drop all microbatches in flight (after a failure)."""

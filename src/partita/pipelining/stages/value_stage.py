@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from partita.errors import SignatureMismatch
-from partita.pipelining.interface.layout import copied
+from partita.pipelining.compiled.ahead import AheadOfStep
+from partita.pipelining.compiled.compiled_forward import CompiledForward
+from partita.pipelining.interface.layout import copied, zeros_like_sent
 from partita.pipelining.interface.routes import Routes
 from partita.pipelining.interface.values import Value, describe
+from partita.pipelining.stages.data_parallel import gradient_reduction
 from partita.pipelining.stages.flight import Flight, leaf_of
 from partita.pipelining.stages.stage import Stage
+from partita.planning import ActionKind
+from partita.runtime import Comm
 
 __all__ = ["ValueStage"]
 
 
 class ValueStage(Stage):
     """A stage that takes and makes the tensors that its `routes` name."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        index: int,
+        routes: Routes,
+        device: torch.device,
+        *,
+        comm: Comm | None = None,
+    ) -> None:
+        super().__init__(module, index, routes, device, comm=comm)
+        self._compiled_ahead: set[Any] = set()
 
     def follow(self, routes: Routes) -> None:
         """See `Stage.follow`."""
@@ -42,23 +59,9 @@ class ValueStage(Stage):
 
     def _run(self, values: Mapping[str, Any], *, train: bool) -> tuple[Flight, dict[str, Any]]:
         routes = self._crossing
-        numbers = routes.numbers
-        leaves = {}
-        for name, wants in self._takes:
-            value = values[name]
-            leaves[name] = leaf_of(
-                value,
-                wants_gradient=train and (value.requires_grad if wants is None else wants),
-                leaf_uncut=value.is_leaf and name in self._model_inputs,
-            )
-        if self._leaves_are_inputs:
-            inputs = [leaves[name] for name in self.border.inputs]
-        else:
-            inputs = [
-                numbers[name] if name in numbers else self._module_input(name, leaves[name])
-                for name in self.border.inputs
-            ]
-        outputs = dict(zip(self.border.outputs, self._compute(inputs), strict=True))
+        leaves = {name: self._leaf(name, values[name], wants, train=train) for name, wants in self._takes}
+        args, kwargs = self._arguments(self._inputs(leaves, routes.numbers))
+        outputs = dict(zip(self.border.outputs, self._outputs(self._called(*args, **kwargs)), strict=True))
         for name, value in outputs.items():
             expected = routes.values.get(name)
             if expected is not None and value is None:  # of a branch on data that is not taken
@@ -71,9 +74,69 @@ class ValueStage(Stage):
         sources = {name: value for name, value in values.items() if value.requires_grad} if train else {}
         return Flight(leaves, outputs, sources, False), leaves | outputs
 
+    def _leaf(self, name: str, value: Tensor, wants: bool | None, *, train: bool) -> Tensor:
+        return leaf_of(
+            value,
+            wants_gradient=train and (value.requires_grad if wants is None else wants),
+            leaf_uncut=value.is_leaf and name in self._model_inputs,
+        )
+
+    def _inputs(self, leaves: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> list[Any]:
+        """The border's inputs, in order."""
+        if self._leaves_are_inputs:
+            return [leaves[name] for name in self.border.inputs]
+        return [
+            numbers[name] if name in numbers else self._module_input(name, leaves[name])
+            for name in self.border.inputs
+        ]
+
+    def compile_ahead(self, arguments: Mapping[str, Tensor], kinds: Collection[ActionKind]) -> None:
+        """See `Stage.compile_ahead`."""
+        compiled = vars(self._inner).get("forward")
+        if not isinstance(compiled, CompiledForward):
+            return
+        self._microbatch = 0
+        values, numbers = self._crossing.values, self._crossing.numbers
+        names = [name for name in self.border.inputs if name not in numbers]
+        shapes = [(arguments[name] if name in arguments else values[name]).shape for name in names]
+        train = ActionKind.B in kinds or ActionKind.I in kinds
+        key = train, self._inner.training, tuple(numbers.items()), tuple(map(tuple, shapes))
+        if key in self._compiled_ahead:
+            return
+        self._compiled_ahead.add(key)
+        is_plain = self.module is self._inner and not self.recompute and self.dw_builder is None
+        if not is_plain or gradient_reduction(self._inner) is not None:
+            return
+        leaves, takes = {}, dict(self._takes)
+        for name in names:
+            value = arguments[name] if name in arguments else self._like_sent(values[name])
+            if value is None:
+                return
+            leaves[name] = self._leaf(name, value, takes[name], train=train)
+        step = AheadOfStep(train, ActionKind.B in kinds, ActionKind.I in kinds, self.is_last)
+        args, kwargs = self._arguments(self._inputs(leaves, numbers))
+        compiled.compile_ahead(step, self._tied.owned_by_others(self._inner), args, dict(kwargs))
+
+    def _like_sent(self, value: Value) -> Tensor | None:
+        """A tensor that lies in memory as the value will; None where nobody can say how."""
+        example = None if value.bundle else self._example(value.name)
+        if example is None:
+            return None
+        device = torch.device("cpu") if value.on_host else self.device
+        sizes: Any = value.shape  # numbers: those of a microbatch
+        return zeros_like_sent(*example, sizes, value.dtype, device)
+
     @abstractmethod
-    def _compute(self, inputs: Sequence[Any]) -> Sequence[Tensor]:
-        """The border's outputs, in order, from its inputs."""
+    def _example(self, name: str) -> tuple[Sequence[int], Sequence[int]] | None:
+        """Shape and strides of an example of an input; None where there is none."""
+
+    @abstractmethod
+    def _arguments(self, inputs: Sequence[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """What the module is called with, from the border's inputs."""
+
+    @abstractmethod
+    def _outputs(self, result: Any) -> Sequence[Tensor]:
+        """The border's outputs, in order, from what the module returned."""
 
     def _module_input(self, name: str, leaf: Tensor) -> Tensor:
         """What the module is called with: a copy of what it writes to, since autograd refuses to write to a

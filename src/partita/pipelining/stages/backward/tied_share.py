@@ -56,6 +56,10 @@ class TiedShares:
         """What the stage calls the parameters whose gradients travel."""
         return [self._names[group] for group in self._travelling]
 
+    def owned_by_others(self, module: nn.Module) -> list[nn.Parameter]:
+        """The stage's copies of those whose gradient another stage owns: they are due with its inputs'."""
+        return [self.parameter(one, module) for one in self._travelling if one.stages[0] != self._stage]
+
     def parameter(self, group: Tied, module: nn.Module) -> nn.Parameter:
         """The stage's copy of a tied parameter, in ``module``."""
         return module.get_parameter(self._names[group])

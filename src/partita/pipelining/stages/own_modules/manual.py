@@ -159,16 +159,23 @@ class PipelineStage(ValueStage):
         self.crossing = crossing
         self.follow(crossing[0])
 
-    def _compute(self, inputs: Sequence[Any]) -> Sequence[Tensor]:
-        microbatch = self._microbatch
-        incoming = self._incoming[microbatch]
+    def _example(self, name: str) -> tuple[Sequence[int], Sequence[int]] | None:
+        incoming = self._incoming[0]
+        leaves = zip(incoming.leaves, incoming.strides, strict=True)
+        strides = next(strides for leaf, strides in leaves if leaf.name == name)
+        shape: Any = self._crossing.values[name].shape  # numbers
+        return shape, strides
+
+    def _arguments(self, inputs: Sequence[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        incoming = self._incoming[self._microbatch]
         tensors = {value.name: tensor for value, tensor in zip(incoming.values, inputs, strict=True)}
-        args = arguments_of(incoming.filled(tensors))
-        output = self._called(*args, **self._keywords[microbatch])
+        return arguments_of(incoming.filled(tensors)), self._keywords[self._microbatch]
+
+    def _outputs(self, output: Any) -> Sequence[Tensor]:
         if self.is_last:
             self._result = output
             return ()
-        outgoing = self._outgoing[microbatch]
+        outgoing = self._outgoing[self._microbatch]
         outputs = outgoing.tensors(output, f"stage {self.index}")
         return [
             self._ready(tensor, value.requires_grad)

@@ -54,6 +54,11 @@ class Executor:
         self.comm = comm
         self.train = schedule.has_backward
         self._stages = tuple(stages.values())
+        actions = schedule.actions(comm.rank)
+        self._kinds = {
+            stage.index: frozenset(action.kind for action in actions if action.stage == stage.index)
+            for stage in self._stages
+        }
         ahead = 0 if defer_receives else AHEAD
         self._program = Program(schedule, dict(stages), comm, loss_fn, ahead, functions)
 
@@ -71,6 +76,9 @@ class Executor:
                 for stage in self._stages:
                     stage.begin(self.schedule.microbatches)
             with torch.set_grad_enabled(self.train):
+                for stage in self._stages:
+                    arguments = inputs.arguments[0] if inputs.arguments and stage.is_first else {}
+                    stage.compile_ahead(arguments, self._kinds[stage.index])
                 if isinstance(tracer, NullTracer) and not is_profiling():
                     for instruction in self._program.instructions:
                         instruction.run()
