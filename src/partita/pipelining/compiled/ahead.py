@@ -39,7 +39,8 @@ class AheadOfStep:
         trains: whether there are backward passes.
         whole: whether any backward pass is whole (B).
         halves: whether any is in halves (I, then W).
-        is_last: whether its backward pass starts from the loss, which is one of the outputs or is made of it.
+        missing: for each output that depends on what is trained whether no gradient arrives for it; None:
+            one does, and if there are several such outputs, nobody knows for which.
         early_state: the numbers of the arguments that are state, and whose gradients I computes too.
         early_inputs: set when the forward graph is compiled: the positions of its inputs that I computes
             gradients of.
@@ -49,7 +50,7 @@ class AheadOfStep:
     trains: bool
     whole: bool = False
     halves: bool = False
-    is_last: bool = False
+    missing: tuple[bool, ...] | None = None
     early_state: frozenset[int] = frozenset()
     early_inputs: frozenset[int] = frozenset()
     runners: list[BackwardRunner] = field(default_factory=list)
@@ -59,7 +60,7 @@ class AheadOfStep:
         with torch.no_grad():  # as autograd runs them
             for runner in self.runners:
                 runner.compile(
-                    self.early_inputs, whole=self.whole, halves=self.halves, from_loss=self.is_last
+                    self.early_inputs, self.missing or (False,), whole=self.whole, halves=self.halves
                 )
 
 

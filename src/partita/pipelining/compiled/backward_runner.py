@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import torch
@@ -52,24 +53,23 @@ class BackwardRunner:
         with sites_from(site_of_node()):
             return variant.run(values, asked())
 
-    def compile(self, early_inputs: Collection[int], *, whole: bool, halves: bool, from_loss: bool) -> None:
+    def compile(
+        self, early_inputs: Collection[int], missing: Sequence[bool], *, whole: bool, halves: bool
+    ) -> None:
         """Compile what a schedule will ask for.
 
         Args:
             early_inputs: positions of the forward graph's inputs whose gradients I computes.
+            missing: for each output that depends on what is trained whether it has no gradient. Where these
+                are not the gradients that the graph takes, nothing is compiled.
             whole: B.
             halves: I and W; B where I has nothing to compute.
-            from_loss: only one output has a gradient, the loss or what it is made of. Where several could be
-                that, and not just one of them is a single number, nothing is compiled.
         """
-        placeholders = list(enumerate(self._graph.gm.graph.find_nodes(op="placeholder")))
-        gradients = [(place, node) for place, node in placeholders if node.name.startswith("tangents")]
-        starts = gradients
-        if from_loss and len(gradients) > 1:
-            starts = [(place, node) for place, node in gradients if not node.meta["val"].dim()]
-            if len(starts) != 1:
-                return
-        variant = self._variant(tuple(place for place, node in gradients if (place, node) not in starts))
+        names = [node.name for node in self._graph.gm.graph.find_nodes(op="placeholder")]
+        gradients = [place for place, name in enumerate(names) if name.startswith("tangents")]
+        if len(gradients) != len(missing):
+            return
+        variant = self._variant(tuple(compress(gradients, missing)))
         tensors = self._graph.forward_tensors
         early = frozenset(edge for edge, place in enumerate(tensors) if place in early_inputs)
         if whole or not early:

@@ -295,7 +295,7 @@ def zeros_like_sent(
     device: torch.device,
 ) -> Tensor | None:
     """Return zeros that lie in memory as a value would that was sent from such an example; None where the
-    example has gaps or overlaps, so that nobody knows the strides of other sizes.
+    example has gaps or overlaps and other sizes, so that nobody knows their strides.
 
     Args:
         shape: of the example.
@@ -305,6 +305,8 @@ def zeros_like_sent(
     shape, strides = tuple(shape), tuple(strides)
     if strides == _compact_strides(shape):
         return torch.zeros(tuple(sizes), dtype=dtype, device=device)
+    if shape == tuple(sizes):
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device).zero_()
     if not _is_dense(shape, strides):
         return None
     order = sorted(range(len(shape)), key=lambda dim: (-strides[dim], dim))

@@ -7,7 +7,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
 from partita._torch.distributed.gradient_sync import converted_dtype
 from partita._torch.export.signature import Signature
@@ -91,21 +91,47 @@ class GraphStage(ValueStage):
             self._result = self.results(outputs, self._crossing)
         return flight, outputs
 
-    def results(self, values: Mapping[str, Tensor], routes: Routes) -> Any:
+    def results(self, values: Mapping[str, Any], routes: Routes) -> Any:
         """What the model returns, from the values in it by name; ``routes`` have the microbatch's sizes."""
         flat = [values[item.name] if isinstance(item, Named) else item for item in routes.results]
         return (routes.signature or self.signature).unflatten(flat)
 
+    def _missing_gradients(self) -> tuple[bool, ...] | None:
+        if not self.is_last or self.loss_fn is None:
+            return super()._missing_gradients()
+        names = {name: name for name in self._crossing.result_names}
+        loss: Any = self.loss_fn(self.results(names, self._crossing))
+        return tuple(name != loss for name in self._trained())
+
+    def _trained(self) -> Sequence[str]:
+        graph, crossing = self._graph, self._crossing.values
+        (values,) = ((),) if graph is None else graph.output_node().args
+        nodes: Any = values if isinstance(values, (tuple, list)) else (values,)
+        trained = {}
+        for node, name in zip(nodes, self.border.outputs, strict=False):
+            example = metadata(node)
+            is_computed = node.op not in ("placeholder", "get_attr") and isinstance(example, Tensor)
+            if is_computed and (
+                crossing[name].requires_grad if name in crossing else example.is_floating_point()
+            ):
+                trained[node] = name
+        return tuple(trained.values())
+
     def _example(self, name: str) -> tuple[Sequence[int], Sequence[int]] | None:
-        graph = self._inner.current if isinstance(self._inner, TwoModes) else self._inner
-        if not isinstance(graph, GraphModule):
+        graph = self._graph
+        if graph is None:
             return None
-        place = self.border.inputs.index(name)
-        value = metadata(graph.graph.find_nodes(op="placeholder")[place])
+        value = metadata(graph.find_nodes(op="placeholder")[self.border.inputs.index(name)])
         if not isinstance(value, Tensor):
             return None
         layout = tuple(value.shape), tuple(value.stride())
         return layout if all(isinstance(number, int) for numbers in layout for number in numbers) else None
+
+    @property
+    def _graph(self) -> Graph | None:
+        """Of the present mode; None where the user has put another module in the place of the stage's."""
+        module = self._inner.current if isinstance(self._inner, TwoModes) else self._inner
+        return module.graph if isinstance(module, GraphModule) else None
 
     def _arguments(self, inputs: Sequence[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
         return inputs, {}

@@ -113,7 +113,7 @@ class ValueStage(Stage):
             if value is None:
                 return
             leaves[name] = self._leaf(name, value, takes[name], train=train)
-        step = AheadOfStep(train, ActionKind.B in kinds, ActionKind.I in kinds, self.is_last)
+        step = AheadOfStep(train, ActionKind.B in kinds, ActionKind.I in kinds, self._missing_gradients())
         args, kwargs = self._arguments(self._inputs(leaves, numbers))
         compiled.compile_ahead(step, self._tied.owned_by_others(self._inner), args, dict(kwargs))
 
@@ -125,6 +125,20 @@ class ValueStage(Stage):
         device = torch.device("cpu") if value.on_host else self.device
         sizes: Any = value.shape  # numbers: those of a microbatch
         return zeros_like_sent(*example, sizes, value.dtype, device)
+
+    def _missing_gradients(self) -> tuple[bool, ...] | None:
+        """For each output that depends on what is trained whether no gradient will arrive for it; None where
+        the loss decides it.
+        """
+        if self.is_last:
+            return None
+        only_returned = self.routes.only_returned
+        return tuple(name in only_returned for name in self._trained())
+
+    def _trained(self) -> Sequence[str]:
+        """The outputs that depend on what is trained, each once, in order."""
+        values = self._crossing.values
+        return [name for name in self.border.outputs if values[name].requires_grad]
 
     @abstractmethod
     def _example(self, name: str) -> tuple[Sequence[int], Sequence[int]] | None:
