@@ -49,6 +49,32 @@ def test_a_stage_of_a_tied_model_keeps_the_tied_parameter_once() -> None:
     assert len(list(stage.module.parameters())) == len({id(p) for p in stage.module.parameters()})
 
 
+class Translator(nn.Module):
+    """All three embeddings are one, as in T5; the decoder's is not used under its own name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.ModuleDict({"embedding": nn.Embedding(8, 4), "layer": nn.Linear(4, 4)})
+        self.decoder = nn.ModuleDict({"embedding": nn.Embedding(8, 4), "layer": nn.Linear(4, 4)})
+        self.head = nn.Linear(4, 8, bias=False)
+        self.head.weight = self.decoder["embedding"].weight = self.encoder["embedding"].weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.encoder["layer"](self.encoder["embedding"](tokens))
+        return self.head(self.decoder["layer"](x))
+
+
+def test_a_stage_that_does_not_use_a_tied_parameter_does_not_hold_it() -> None:
+    """The stage of T5's decoder held the vocabulary and passed its gradient on, for its name's sake."""
+    spec = dict.fromkeys(("decoder.layer", "head"), SplitPoint.BEGINNING)
+    pipe = pipeline(Translator(), (torch.arange(4)[None],), split_spec=spec)
+    names = [[name for name, _ in pipe.get_stage_module(at).named_parameters()] for at in range(3)]
+    assert names[1] == ["decoder.layer.weight", "decoder.layer.bias"]
+    assert [group.stages for group in pipe.routes.tied] == [(0, 2)]
+    state = {**pipe.get_stage_module(0).state_dict(), **pipe.get_stage_module(2).state_dict()}
+    assert {"encoder.embedding.weight", "decoder.embedding.weight", "head.weight"} <= state.keys()
+
+
 def test_the_parameters_of_a_stage_have_the_models_names_and_order() -> None:
     """A tied embedding was ``head.weight`` in every stage, and other parameters came as the graph uses them:
     groups by name (no weight decay for embeddings) became other groups.

@@ -28,10 +28,13 @@ def add_aliases(whole: nn.Module, stages: Sequence[nn.Module]) -> None:
 
 
 def add_unused(whole: nn.Module, stages: Sequence[nn.Module]) -> None:
-    """Register each tensor that no stage uses in the stage that holds the one with the most similar name."""
+    """Register each tensor that no stage uses, under whichever name, in the stage that holds the one with the
+    most similar name.
+    """
     in_stages = [(name, stage) for stage in stages for name, _ in named_state(stage)]
-    names = {name for name, _ in in_stages}
-    for name, _ in named_state(whole):
-        if name not in names:
+    there = {id(tensor) for stage in stages for _, tensor in named_state(stage)}
+    for name, tensor in named_state(whole):
+        if id(tensor) not in there:
+            there.add(id(tensor))
             _, nearest = max(in_stages, key=lambda item: shared_atoms(item[0], name), default=("", stages[0]))
             register_as_in(whole, nearest, name)
