@@ -69,6 +69,27 @@ def test_what_the_model_returns_is_there_until_i_is_over() -> None:
     assert half_workspaces(replace(costs, returned_bytes=(0, 5)), 0, 1) == (4 + 2 - 5 + 5, 9)
 
 
+@pytest.mark.parametrize("size", [8, 600_000, 2_000_000])
+def test_gradients_of_small_weights_are_there_together(size: int) -> None:
+    """A tiny T5's W needed ten times what was planned: all of its layers' gradients, not those of one."""
+    units = tuple(
+        Unit(name, 1.0, 2.0, parameter_bytes=size, weight_activation_bytes=2, input_workspace_bytes=4,
+             weight_workspace_bytes=size + 1, backward_input_s=1.0, backward_weight_s=1.0) for name in "abc"
+    )  # fmt: skip
+    assert half_workspaces(CostModel(units, (1, 1)), 0, 2) == (8, (3 if size == 8 else 1) * size + 1)
+
+
+def test_units_with_small_weights_add_up_to_what_w_of_a_stage_needs() -> None:
+    args = (torch.randn(4, 32),)
+    captured = capture(nn.Sequential(*(nn.Linear(32, 32) for _ in range(8))), args, prove=False)
+    ends = units_to_plan(captured.module, None, 4, None)[0]
+    fine, coarse = (cost_model(captured.module, at, args, repeats=1) for at in (ends, [ends[3]]))
+    halves, whole = half_workspaces(fine, 4, len(ends)), half_workspaces(coarse, 1, 1)
+    assert halves is not None
+    assert whole is not None
+    assert halves[1] == pytest.approx(whole[1], rel=0.02)
+
+
 def test_what_was_sent_to_the_stage_is_counted_once_where_the_last_unit_has_caught_it() -> None:
     first = Unit("a", 1.0, 2.0, activation_bytes=5, input_workspace_bytes=4, weight_workspace_bytes=9)
     catching = replace(first, name="b", weight_activation_bytes=8, caught_bytes=3)

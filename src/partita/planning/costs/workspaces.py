@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from partita.planning.costs.cost_model import CostModel
 from partita.planning.costs.tied_gradients import tied_gradients
+from partita.planning.costs.units import Unit
 
-__all__ = ["half_workspaces", "workspaces"]
+__all__ = ["WEIGHTS_TOGETHER_BYTES", "half_workspaces", "workspaces"]
+
+WEIGHTS_TOGETHER_BYTES = 2**20
+"""How large the gradients are that W computes at a time, where one of them alone is not larger."""
 
 
 def workspaces(costs: CostModel, first: int, last: int) -> tuple[int, int]:
@@ -33,7 +39,7 @@ def workspaces(costs: CostModel, first: int, last: int) -> tuple[int, int]:
 def half_workspaces(costs: CostModel, first: int, last: int) -> tuple[int, int] | None:
     """What I and W of a stage of the units from `first` to `last` need at most, in bytes beyond what is
     there when they start; None where a unit has none. What I of the units behind has caught is there, and
-    what W of them had is not.
+    what W of them had is not, but for units with small parameters: their gradients are computed together.
 
     >>> from partita.planning import Unit
     >>> units = tuple(
@@ -45,6 +51,7 @@ def half_workspaces(costs: CostModel, first: int, last: int) -> tuple[int, int] 
     stage = _Stage(costs, first, last)
     late = costs.only_in_w(first, last)
     caught = done = inputs = weights = 0
+    together = _Together()
     for number in range(last, first - 1, -1):
         unit = costs.units[number]
         if unit.input_workspace_bytes is None or unit.weight_workspace_bytes is None:
@@ -55,11 +62,19 @@ def half_workspaces(costs: CostModel, first: int, last: int) -> tuple[int, int] 
         if number < last:  # what the last unit has caught of what was sent to the stage
             gradients = max(gradients - costs.units[last].caught_bytes, 0)
         inputs = max(inputs, unit.input_workspace_bytes + caught + gradients)
-        weights = max(weights, unit.weight_workspace_bytes - done)
+        if unit.parameter_bytes > WEIGHTS_TOGETHER_BYTES:
+            weights = max(weights, unit.weight_workspace_bytes - done)
+            done += unit.weight_bytes
+        else:
+            if not together.has_room(unit):
+                done += together.left
+                together = _Together()
+            weights = max(weights, together.gradients + unit.weight_workspace_bytes - done)
+            together.add(unit)
         caught += unit.weight_bytes - unit.activation_bytes
         if number == last == len(costs.units) - 1:
             caught += stage.returned
-        done += unit.weight_bytes
+    done += together.left
     # The others run last, as in B; what they were sent was there before.
     done += stage.received + costs.gradients_for_w(late, first, last)[1]
     for number in sorted(late, reverse=True):
@@ -67,6 +82,27 @@ def half_workspaces(costs: CostModel, first: int, last: int) -> tuple[int, int] 
         weights = max(weights, unit.backward_workspace_bytes + stage.gradients_beside(number) - done)
         done += unit.activation_bytes
     return inputs, weights
+
+
+@dataclass(slots=True)
+class _Together:
+    """Units whose weights' gradients are computed together: what is left to each of them is there until the
+    last one is done.
+
+    Attributes:
+        gradients: bytes.
+        left: what I has left to their W.
+    """
+
+    gradients: int = 0
+    left: int = 0
+
+    def has_room(self, unit: Unit) -> bool:
+        return self.gradients + unit.parameter_bytes <= WEIGHTS_TOGETHER_BYTES
+
+    def add(self, unit: Unit) -> None:
+        self.gradients += min(unit.parameter_bytes, unit.weight_workspace_bytes or 0)
+        self.left += unit.weight_bytes
 
 
 class _Stage:

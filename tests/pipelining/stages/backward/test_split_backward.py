@@ -236,7 +236,7 @@ def test_input_and_weight_passes_equal_the_whole_pass(
     other = copy.deepcopy(model)
     expected = run(other, inputs, split=False)
     with (
-        patch.object(split_backward, "_TOGETHER_BYTES", together),
+        patch.object(split_backward, "WEIGHTS_TOGETHER_BYTES", together),
         patch.object(torch, "is_anomaly_enabled", lambda: checked),
     ):
         actual = run(model, inputs, split=True)
@@ -260,7 +260,7 @@ def test_small_weights_are_run_together_and_large_ones_one_by_one() -> None:
     with patch.object(split_backward, "run_backward", counted):
         first.run()
         assert runs == [8], "the weight and the bias of each of four layers"
-        with patch.object(split_backward, "_TOGETHER_BYTES", 2 * 9 * 8 * 4 - 1):
+        with patch.object(split_backward, "WEIGHTS_TOGETHER_BYTES", 2 * 9 * 8 * 4 - 1):
             second.run()
     assert runs == [8, 2, 2, 2, 2]
 
@@ -589,7 +589,7 @@ def test_gradients_of_broadcast_weights_are_there_one_at_a_time(expanded: bool) 
     model = nn.Sequential(*(Scale(width, expanded=expanded) for _ in range(count)))
     x = torch.randn(rows, width, requires_grad=True)
     one = 4 * rows * width
-    with LiveBytes() as live, patch.object(split_backward, "_TOGETHER_BYTES", 2 * one):
+    with LiveBytes() as live, patch.object(split_backward, "WEIGHTS_TOGETHER_BYTES", 2 * one):
         output = model(x)
         half = input_pass([output], [torch.ones_like(output)], [x])
         before = live.start_anew()

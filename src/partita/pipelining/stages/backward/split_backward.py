@@ -46,13 +46,11 @@ from partita._torch.autograd.engine import (
 )
 from partita.pipelining.stages.backward.arrivals import Arrivals
 from partita.pipelining.stages.backward.autograd_cut import AutogradCut, AutogradGraph, Catch
+from partita.planning.costs.workspaces import WEIGHTS_TOGETHER_BYTES
 
 __all__ = ["InputPass", "WeightPass", "input_pass"]
 
 _Root = tuple[Tensor | GradientEdge, Tensor]
-
-_TOGETHER_BYTES = 2**20
-"""How large the gradients are that may be there at a time, where one of them alone is not larger."""
 
 
 class WeightPass:
@@ -91,11 +89,11 @@ class WeightPass:
         size = 0
         for catch in self._catches:
             own = catch.nbytes
-            if own > _TOGETHER_BYTES:
+            if own > WEIGHTS_TOGETHER_BYTES:
                 starts, seeds = catch.starts()
                 run_backward(starts, seeds, catch.parameters or (), accumulate=True)
                 continue
-            if size + own > _TOGETHER_BYTES:
+            if size + own > WEIGHTS_TOGETHER_BYTES:
                 # what several nodes lead to is for the last run, which adds up all of its shares
                 _accumulate(_gradients([it for it in together if it.parameters is not None]))
                 together, size = [it for it in together if it.parameters is None], 0
