@@ -45,6 +45,8 @@ class StagePlan:
         returned_gradient_bytes: what B or I sends back to other ranks.
         tied_gradients: the earlier stages that B or I sends gradients of tied parameters to, each with their
             bytes.
+        handed_gradients: the earlier stages on the same rank that B or I hands gradients of values to, each
+            with their bytes.
         recompute: regions of neighbouring units, as (first, last) by index: only what enters a region is
             kept, and the region is computed again in the backward pass. All other numbers here are those
             without recomputation.
@@ -78,6 +80,7 @@ class StagePlan:
     arriving_gradient_bytes: int = 0
     returned_gradient_bytes: int = 0
     tied_gradients: tuple[tuple[int, int], ...] = ()
+    handed_gradients: tuple[tuple[int, int], ...] = ()
     recompute: tuple[tuple[int, int], ...] = ()
     recomputed: StageCost | None = None
     time_s: float = 0.0

@@ -96,6 +96,16 @@ def test_what_stays_on_a_rank_waits_there_from_pass_to_pass(name: str) -> None:
     assert predicted[0] == counts
 
 
+def test_so_does_the_gradient_of_a_value_that_two_stages_of_a_rank_have() -> None:
+    """A U-Net's first and last stage share a rank in a V: the last hands back the gradients of the skips."""
+    schedule = get_schedule("ZBVZeroBubble")(4, 8, 2)
+    handing = StageCost(1.0, 2.0, handed_gradients=((0, 1),))
+    assert beside(schedule, [*tied_to_first(4)[:3], handing]) == beside(schedule, tied_to_first(4))
+    assert simulate(schedule, [*tied_to_first(4)[:3], handing]).peak_bytes[0] == max(
+        beside(schedule, tied_to_first(4))[0]
+    )
+
+
 def test_a_schedule_without_backward_passes_has_none() -> None:
     schedule = get_schedule("ForwardOnly")(2, 4)
     assert beside(schedule, tied_to_first(2)) == [[0] * 4, [0] * 4]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -235,16 +236,21 @@ class CostModel:
             stage_ranks: the rank of each stage.
 
         >>> costs = CostModel(tuple(Unit(name, 1.0, 2.0) for name in "abc"), (10, 20))
-        >>> costs.shared_on_rank((0, 1, 2, 3), (0, 1, 1))[2]
-        SharedOnRank(entering_bytes=20, sent_gradient_bytes=20, received_gradient_bytes=0, sent_tied_bytes=0)
+        >>> costs.shared_on_rank((0, 1, 2, 3), (0, 1, 1))[2]  # doctest: +NORMALIZE_WHITESPACE
+        SharedOnRank(entering_bytes=20, sent_gradient_bytes=20, received_gradient_bytes=0, sent_tied_bytes=0,
+            handed_gradients=((1, 20),))
         """
         ends = [(start, end - 1) for start, end in pairwise(cuts)]
         on_rank: dict[int, list[tuple[int, int]]] = {}
         for rank, own in zip(stage_ranks, ends, strict=True):
             on_rank.setdefault(rank, []).append(own)
         return [
-            self._shared(*own, on_rank[rank]) if len(on_rank[rank]) > 1 else NOTHING_SHARED
-            for rank, own in zip(stage_ranks, ends, strict=True)
+            self._shared(*own, on_rank[rank])._replace(
+                handed_gradients=self._handed_gradients(stage, cuts, stage_ranks)
+            )
+            if len(on_rank[rank]) > 1
+            else NOTHING_SHARED
+            for stage, (rank, own) in enumerate(zip(stage_ranks, ends, strict=True))
         ]
 
     def _shared(self, first: int, last: int, on_rank: Sequence[tuple[int, int]]) -> SharedOnRank:
@@ -272,7 +278,23 @@ class CostModel:
                 if touched and all(any(here <= user <= there for here, there in on_rank) for user in later):
                     received += it.sent_gradient_bytes(last)
         tied = sum(it.gradient_bytes for it in self.tied if it.stays_on(on_rank, first, last))
-        return SharedOnRank(*(max(size, 0) for size in (entering, sent, received, tied)))
+        return SharedOnRank(max(entering, 0), max(sent, 0), max(received, 0), tied)
+
+    def _handed_gradients(
+        self, stage: int, cuts: Sequence[int], stage_ranks: Sequence[int]
+    ) -> tuple[tuple[int, int], ...]:
+        """The gradient of a value goes from each stage that has it to the one before that has it."""
+        first, last = cuts[stage], cuts[stage + 1] - 1
+        if not first:
+            return ()
+        sizes = {stage - 1: self._direct_gradient_bytes[first - 1]}
+        for value in self.across[first - 1]:
+            if value.gradient_bytes and value.is_used_in(first, last):
+                before = max([value.maker, *(user for user in value.users if user < first)])
+                to = bisect_right(cuts, before) - 1
+                sizes[to] = sizes.get(to, 0) + value.sent_gradient_bytes(first - 1)
+        here = stage_ranks[stage]
+        return tuple((to, size) for to, size in sorted(sizes.items()) if size and stage_ranks[to] == here)
 
     def messages(self, first: int, last: int, shared: SharedOnRank = NOTHING_SHARED) -> Messages:
         """What a stage of the units from `first` to `last` is sent and sends back. Counted where it is known

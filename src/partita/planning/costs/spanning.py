@@ -106,12 +106,15 @@ class SharedOnRank(NamedTuple):
         sent_gradient_bytes: of the gradients that it hands back, those of these values.
         received_gradient_bytes: of the gradients that it is handed, those that come from the rank alone.
         sent_tied_bytes: of the gradients of tied parameters that it hands on, those that stay on the rank.
+        handed_gradients: the earlier stages of the rank that it hands gradients of values to, each with their
+            bytes.
     """
 
     entering_bytes: int = 0
     sent_gradient_bytes: int = 0
     received_gradient_bytes: int = 0
     sent_tied_bytes: int = 0
+    handed_gradients: tuple[tuple[int, int], ...] = ()
 
 
 NOTHING_SHARED = SharedOnRank()

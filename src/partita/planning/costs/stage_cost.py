@@ -41,6 +41,8 @@ class StageCost:
         returned_gradient_bytes: what B or I sends back to other ranks.
         tied_gradients: the earlier stages that B or I sends gradients of tied parameters to, each with their
             bytes; for those on other ranks they count in `returned_gradient_bytes` too.
+        handed_gradients: the earlier stages on the same rank that B or I hands gradients of values to, each
+            with their bytes: they wait there until that stage's B or I.
         recompute_s: seconds of the forward pass of what is computed again, at the start of B or I.
         recompute_bytes: what that brings back, kept to the end of B (of W, where it is split).
         unshard_s: seconds to gather the parameters of a sharded stage.
@@ -75,6 +77,7 @@ class StageCost:
     arriving_gradient_bytes: int = 0
     returned_gradient_bytes: int = 0
     tied_gradients: tuple[tuple[int, int], ...] = ()
+    handed_gradients: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         for what in ("forward_s", "backward_s", "recompute_s", "unshard_s", "reduce_grad_s"):
@@ -104,9 +107,10 @@ class StageCost:
         ):
             if getattr(self, what) is not None:
                 require_amount(getattr(self, what), what)
-        for stage, size in self.tied_gradients:
-            require_amount(stage, "a stage of tied_gradients")
-            require_amount(size, "bytes of tied_gradients")
+        for what in ("tied_gradients", "handed_gradients"):
+            for stage, size in getattr(self, what):
+                require_amount(stage, f"a stage of {what}")
+                require_amount(size, f"bytes of {what}")
         if self.overlap_s is not None:
             require_seconds(self.overlap_s, "overlap_s")
 

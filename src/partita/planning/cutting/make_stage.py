@@ -57,6 +57,7 @@ def make_stage(
         arriving_gradient_bytes=cost.arriving_gradient_bytes,
         returned_gradient_bytes=cost.returned_gradient_bytes,
         tied_gradients=tied,
+        handed_gradients=cost.handed_gradients,
         recompute=regions,
         recomputed=recomputed,
         time_s=time_s,

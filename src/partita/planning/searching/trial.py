@@ -290,7 +290,9 @@ class Case:
             return peak_bytes(self._schedule_of(layout, rows), sending)
         for stage, rank in enumerate(layout.stage_ranks):
             costs[rank][stage] = of_stages[stage]
-        with_messages = any(it.arriving_bytes or it.arriving_gradient_bytes for it in of_stages)
+        with_messages = any(
+            it.arriving_bytes or it.arriving_gradient_bytes or it.handed_gradients for it in of_stages
+        )
         if with_messages or self._knows(rows):  # else what depends on the order is not known to a problem
             return tuple(peak_of(self._states_of(row), own) for row, own in zip(rows, costs, strict=True))
         always = (sum(cost.static_bytes for cost in own.values()) for own in costs)

@@ -75,15 +75,15 @@ def _messages(
     passes: Sequence[tuple[int, Action]], costs: Sequence[StageCost], stage_ranks: Sequence[int]
 ) -> list[int]:
     """What lies on its rank for messages beside each pass; those of a rank are in its order."""
-    is_tied = any(it.tied_gradients for it in costs)
-    if not is_tied and not any(it.arriving_bytes or it.arriving_gradient_bytes for it in costs):
+    waits = any(it.tied_gradients or it.handed_gradients for it in costs)
+    if not waits and not any(it.arriving_bytes or it.arriving_gradient_bytes for it in costs):
         return [0] * len(passes)
     of_rank: dict[int, list[int]] = {rank: [] for rank in range(max(stage_ranks) + 1)}
     for number, (rank, _) in enumerate(passes):
         of_rank[rank].append(number)
     rows = [[passes[number][1] for number in numbers] for numbers in of_rank.values()]
     trains = any(part.kind in _BACKWARD for _, part in passes)
-    tied = tied_beside_passes(rows, costs, stage_ranks) if is_tied and trains else None
+    tied = tied_beside_passes(rows, costs, stage_ranks) if waits and trains else None
     arrive, returned = untied_gradients(costs, stage_ranks)
     sizes = [0] * len(passes)
     for rank, (numbers, parts) in enumerate(zip(of_rank.values(), rows, strict=True)):

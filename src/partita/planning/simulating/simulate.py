@@ -274,5 +274,6 @@ def _stage_cost(plan: Plan, stage: StagePlan) -> StageCost:
         arriving_gradient_bytes=stage.arriving_gradient_bytes,
         returned_gradient_bytes=stage.returned_gradient_bytes,
         tied_gradients=stage.tied_gradients,
+        handed_gradients=stage.handed_gradients,
         static_bytes=static_bytes,
     )

@@ -7,7 +7,8 @@ microbatch's own gradient goes through all stages between. So several wait at a 
     rank 3   ...  3B3  3F4  3B4             holds what it has sent for microbatch 0 until 3F4 tells it that
                                             0B0 is over: with 3B3 those of 0 to 3
 
-Of two stages on one rank nothing is sent, and it waits there from the one's pass to the other's.
+Of two stages on one rank nothing is sent, and it waits there from the one's pass to the other's. So does the
+gradient of any other value that the two have (`StageCost.handed_gradients`).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def tied_beside_passes(
     ways = _Ways(rows, costs, stage_ranks)
     beside = [[0] * (len(row) + 1) for row in rows]
     for sender, cost in enumerate(costs):
-        for to, size in cost.tied_gradients:
+        for to, size in (*cost.tied_gradients, *cost.handed_gradients):
             for rank, start, end in ways.waits(sender, to):
                 beside[rank][start] += size
                 beside[rank][max(start, end)] -= size

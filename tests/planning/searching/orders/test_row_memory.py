@@ -28,8 +28,11 @@ def test_the_peak_of_a_row_is_what_the_simulator_says(name: str) -> None:
                 arriving_bytes=random.randint(0, 7),
                 arriving_gradient_bytes=random.randint(0, 7),
                 returned_gradient_bytes=random.randint(0, 7),
+                handed_gradients=tuple(
+                    (to, random.randint(0, 9)) for to in range(stage) if schedule.stage_ranks[to] == rank
+                ),
             )
-            for _ in schedule.stage_ranks
+            for stage, rank in enumerate(schedule.stage_ranks)
         ]
         peaks = []
         for rank, row in enumerate(rows):

@@ -6,6 +6,7 @@ A row has few states that differ, so its peak for other costs is known without g
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from operator import le
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ class State(NamedTuple):
         sent: the stages of the I and B before it, the last first, each twice at most; two that sent gradients
             back hold them.
         counts: (stage, microbatches between F and I or B, microbatches between I and W) of each stage.
+        waiting: of each stage but the first, how many I or B it is ahead of the stage in front of it.
     """
 
     kind: int
@@ -34,20 +36,22 @@ class State(NamedTuple):
     ahead: tuple[tuple[bool, int], ...]
     sent: tuple[int, ...]
     counts: tuple[tuple[int, int, int], ...]
+    waiting: tuple[int, ...]
 
 
 def row_states(row: Sequence[Pass]) -> list[State]:
     """The states of the row in which it may hold most."""
     trains = has_backward(row)
-    forward, backward = dict[int, int](), dict[int, int]()
+    forward, backward, done = dict[int, int](), dict[int, int](), dict[int, int]()
     for _, stage, _ in row:
-        forward[stage] = backward[stage] = 0
+        forward[stage] = backward[stage] = done[stage] = 0
     stages = sorted(forward)
     sent: tuple[int, ...] = ()
     places = [(kind, stage) for kind, stage, _ in row]
     seen: dict[tuple[int, int, tuple[tuple[bool, int], ...], tuple[int, ...]], set[tuple[int, ...]]] = {}
     for position, (kind, stage) in enumerate(places, start=1):
         counts = tuple(count for one in stages for count in (forward[one], backward[one]))
+        counts += tuple(done[one] - done[front] for front, one in pairwise(stages))
         behind = places[position : position + RECEIVED_AHEAD]
         ahead = tuple(sorted((later != 0, its_stage) for later, its_stage in behind if later != 2))
         seen.setdefault((kind, stage, ahead, sent), set()).add(counts)
@@ -63,8 +67,17 @@ def row_states(row: Sequence[Pass]) -> list[State]:
         else:
             forward[stage] -= 1
             backward[stage] += kind == 1
+            done[stage] += 1
+    own = 2 * len(stages)
     return [
-        State(kind, stage, ahead, sent, tuple(zip(stages, counts[::2], counts[1::2], strict=True)))
+        State(
+            kind,
+            stage,
+            ahead,
+            sent,
+            tuple(zip(stages, counts[:own:2], counts[1:own:2], strict=True)),
+            counts[own:],
+        )
         for (kind, stage, ahead, sent), all_counts in seen.items()
         for counts in _largest(all_counts)
     ]
@@ -93,8 +106,9 @@ def peak_of(states: Sequence[State], costs: Mapping[int, StageCost]) -> int:
     arriving = {stage: (cost.arriving_bytes, cost.arriving_gradient_bytes) for stage, cost in costs.items()}
     received = dict[tuple[tuple[bool, int], ...], int]()
     holding = dict[tuple[int, ...], int]()
+    handed = [(stage, *to) for stage, cost in costs.items() for to in cost.handed_gradients]
     most = 0
-    for kind, own, ahead, sent, counts in states:
+    for kind, own, ahead, sent, counts, waiting in states:
         if ahead not in received:
             received[ahead] = sum(arriving[stage][goes_back] for goes_back, stage in ahead)
         if sent not in holding:
@@ -103,6 +117,19 @@ def peak_of(states: Sequence[State], costs: Mapping[int, StageCost]) -> int:
         for stage, forward, backward in counts:
             activations, left = kept[stage]
             size += forward * activations + backward * left
+        if handed:
+            size += _handed(handed, kind, own, [stage for stage, *_ in counts], waiting)
         if size > most:
             most = size
     return always + most
+
+
+def _handed(
+    handed: Sequence[tuple[int, int, int]], kind: int, own: int, stages: list[int], waiting: Sequence[int]
+) -> int:
+    """The gradients that wait beside a pass, in bytes; those that it takes count with the pass."""
+    size = 0
+    for stage, to, of_one in handed:
+        count = sum(waiting[stages.index(to) : stages.index(stage)])
+        size += of_one * (count - (to == own and kind in {1, 3}))
+    return size
