@@ -68,6 +68,21 @@ def test_a_model_is_cut_placed_and_run_by_a_search(options: dict[str, Any]) -> N
     assert_same(run(pipe), uncut(CASE))
 
 
+def test_a_plan_says_what_becomes_of_tied_gradients_and_an_option_overrules_it() -> None:
+    """Planned with ``--tied-gradients reduced``, the step sent them with each microbatch all the same."""
+    pipe = cut(plan=Plan.from_json(replace(plan(schedule="1F1B"), tied_gradients="reduced").to_json()))
+    assert pipe.routes.tied
+
+    def body(comm: Comm) -> tuple[str, str]:
+        own = copy.deepcopy(pipe)
+        planned = own.schedule(CASE.loss, comm=comm)
+        return planned.tied_gradients, own.schedule(
+            CASE.loss, comm=comm, tied_gradients="exact"
+        ).tied_gradients
+
+    assert InProcessWorld(2).run(body) == [("reduced", "exact")] * 2
+
+
 def test_a_plan_says_what_is_recomputed_and_an_argument_overrules_it() -> None:
     again = Plan.from_json(recomputing(plan(schedule="1F1B")).to_json())
     pipe = cut(plan=again)

@@ -5,7 +5,16 @@ from dataclasses import replace
 import pytest
 
 from partita.errors import PlanError
-from partita.planning import Cluster, CostModel, Plan, Unit, plan_stages
+from partita.planning import (
+    Cluster,
+    CostModel,
+    Plan,
+    TiedUnits,
+    Unit,
+    plan_stages,
+    reduced_tied_gradients,
+    search,
+)
 
 COSTS = CostModel(
     tuple(
@@ -24,6 +33,17 @@ def plan(stages: int = 3, **options: object) -> Plan:
 def test_a_plan_survives_json(cluster: Cluster | None) -> None:
     made = plan(cluster=cluster)
     assert Plan.from_json(made.to_json()) == made
+
+
+def test_a_plan_for_one_sum_a_step_of_tied_gradients_says_so() -> None:
+    tied = replace(COSTS, tied=(TiedUnits((1, 5), 4, gradient_bytes=4),))
+    exact, reduced = (plan_stages(costs, 3) for costs in (tied, reduced_tied_gradients(tied)))
+    assert (exact.tied_gradients, reduced.tied_gradients) == ("exact", "reduced")
+    assert Plan.from_json(reduced.to_json()) == reduced
+    assert "tied_gradients: exact -> reduced" in map(str, exact.difference(reduced))
+    assert search(reduced_tied_gradients(tied), Cluster(2))[0].plan.tied_gradients == "reduced"
+    with pytest.raises(PlanError, match="tied_gradients is 'never': give exact or reduced"):
+        replace(exact, tied_gradients="never")
 
 
 def test_a_table_has_one_row_a_stage() -> None:

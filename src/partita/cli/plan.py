@@ -198,8 +198,8 @@ def _assumptions(assumed: Mapping[str, str]) -> str:
     )
     if "tied gradients" in assumed:
         lines.append(
-            "tied weights: for a schedule made with tied_gradients='reduced'; its one sum after each step is "
-            "not in the times"
+            "tied weights: one sum of their gradients after each step (tied_gradients='reduced'), which is "
+            "not in the times; a schedule that is made from the plan does that"
         )
     return "\n".join(lines)
 

@@ -209,6 +209,8 @@ class Plan:
         order: what every rank does, where the name of the schedule does not say; `schedule_of` gives it
             either way.
         cuts: why each cut is where it is, in order; empty where that was not asked (`explain_cuts`).
+        tied_gradients: what its schedule does with gradients of tied parameters, as `PipelineSchedule` takes
+            it: ``exact`` or ``reduced``.
 
     Raises:
         PlanError: stages that leave a gap or overlap, or a placement or an order that does not fit them.
@@ -223,12 +225,15 @@ class Plan:
     cluster: Cluster | None = None
     order: Schedule | None = None
     cuts: tuple[CutReason, ...] = ()
+    tied_gradients: str = "exact"
 
     def __post_init__(self) -> None:
         require_count(len(self.stages), "the number of stages")
         require_count(self.microbatches, "microbatches")
         require_seconds(self.bottleneck_s, "bottleneck_s")
         require_copies(self.parameter_copies, "parameter_copies")
+        if self.tied_gradients not in ("exact", "reduced"):
+            raise PlanError(f"tied_gradients is {self.tied_gradients!r:.40}: give exact or reduced")
         expected_unit = 0
         for index, stage in enumerate(self.stages):
             if stage.index != index:
@@ -302,7 +307,7 @@ class Plan:
         return tuple(self._changes(other))
 
     def _changes(self, other: Plan) -> Iterator[Change]:
-        for what in ("schedule", "microbatches", "parameter_copies", "cluster"):
+        for what in ("schedule", "microbatches", "parameter_copies", "tied_gradients", "cluster"):
             if getattr(self, what) != getattr(other, what):
                 yield Change(what, getattr(self, what), getattr(other, what))
         if self.order != other.order:

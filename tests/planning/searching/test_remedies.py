@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from partita.errors import InfeasiblePlan
-from partita.planning import Cluster, CostModel, LinkLevel, Unit, search
+from partita.planning import (
+    Cluster,
+    CostModel,
+    LinkLevel,
+    TiedUnits,
+    Unit,
+    reduced_tied_gradients,
+    search,
+)
 from partita.planning.searching.remedies import larger_cluster
 
 UNITS = tuple(Unit(f"u{index}", 1.0, 2.0, parameter_bytes=10, activation_bytes=5) for index in range(24))
@@ -34,6 +43,25 @@ def plan_with(costs: CostModel, cluster: Cluster, change: str, value: Any, **opt
     else:
         options[change] = value
     assert search(costs, cluster, **options)
+
+
+def test_one_sum_a_step_of_tied_gradients_is_named_where_it_would_fit() -> None:
+    """Their gradients wait on the ranks of large vocabularies, and nothing said that they need not."""
+    units = tuple(
+        replace(unit, parameter_bytes=100) if unit.name in ("u0", "u23") else unit for unit in UNITS
+    )
+    entry = (4,) * 23
+    tied = (TiedUnits((0, 23), 100, gradient_bytes=100),)
+    costs = CostModel(units, entry, entry_bytes=entry, exit_bytes=(0,) * 23, tied=tied)
+    options: dict[str, Any] = {"schedules": ["1F1B"], "parameter_copies": 1.0, "stages_per_rank": (1,)}
+    cluster = Cluster(4, memory_bytes=250)
+    with pytest.raises(
+        InfeasiblePlan, match=r"with one sum a step .* \(reduced_tied_gradients\(costs\)\)"
+    ) as error:
+        search(costs, cluster, **options)
+    assert error.value.changes["tied_gradients"] == "reduced"
+    plan = search(reduced_tied_gradients(costs), cluster, **options)[0].plan
+    assert plan.tied_gradients == "reduced"
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,8 @@ def _in_words(what: str, value: Any, machines: Machines | None, stages_per_rank:
         return _more_ranks(value, machines, stages_per_rank)
     if what == "recompute":
         return "without --no-recompute"
+    if what == "tied_gradients":
+        return f"with --tied-gradients {value}"
     if what == "schedules":
         return "with --schedule auto"
     if what == "parameter_copies":

@@ -44,13 +44,15 @@ def planned_stages(plan: Plan, comm: Comm | None, group: dist.ProcessGroup | Non
 def planned_schedule(
     plan: Plan, stages: Sequence[Stage], loss_fn: Callable[..., Tensor] | None, **options: Any
 ) -> PipelineSchedule:
-    """Return the schedule of a plan: its own order of actions, or the one that it names.
+    """Return the schedule of a plan: its own order of actions, or the one that it names. What it does with
+    gradients of tied parameters is the plan's, unless the options say.
 
     Raises:
         PlanError: the plan leaves this rank without a stage.
     """
     if not stages:
         raise PlanError(f"the plan leaves a rank without a stage, placement is {plan.placement}: plan again")
+    options = {"tied_gradients": plan.tied_gradients, **options}
     if plan.order is not None:
         return CustomSchedule(stages, plan.order, loss_fn, **options)
     return get_schedule_class(plan.schedule)(stages, plan.microbatches, loss_fn, **options)

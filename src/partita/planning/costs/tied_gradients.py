@@ -17,7 +17,13 @@ from itertools import pairwise
 
 from partita.planning.costs.cost_model import CostModel
 
-__all__ = ["TiedGradients", "reduced_tied_gradients", "tied_gradients", "tied_messages"]
+__all__ = [
+    "TiedGradients",
+    "reduced_tied_gradients",
+    "tied_gradients",
+    "tied_gradients_of",
+    "tied_messages",
+]
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,7 @@ def tied_messages(costs: CostModel, cuts: Sequence[int]) -> list[tuple[tuple[int
 def reduced_tied_gradients(costs: CostModel) -> CostModel:
     """The same costs for a schedule that is made with ``tied_gradients="reduced"``: each stage adds up its
     own share, so no gradient of tied parameters is sent in the step or waits in it. The one sum after the
-    step is not counted.
+    step is not counted. Plans made from them say so, and `Pipe.schedule` follows.
 
     >>> from partita.planning import TiedUnits, Unit
     >>> units = tuple(Unit(name, 1.0, 2.0, parameter_bytes=8) for name in "abc")
@@ -95,4 +101,15 @@ def reduced_tied_gradients(costs: CostModel) -> CostModel:
     >>> reduced_tied_gradients(costs).tied[0].gradient_bytes
     0
     """
-    return replace(costs, tied=tuple(replace(tied, gradient_bytes=0) for tied in costs.tied))
+    return replace(
+        costs,
+        tied=tuple(
+            replace(tied, gradient_bytes=0, reduced_bytes=tied.gradient_bytes or tied.reduced_bytes)
+            for tied in costs.tied
+        ),
+    )
+
+
+def tied_gradients_of(costs: CostModel) -> str:
+    """What a schedule for these costs does with gradients of tied parameters."""
+    return "reduced" if any(tied.reduced_bytes for tied in costs.tied) else "exact"

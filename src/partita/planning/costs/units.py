@@ -115,7 +115,8 @@ class TiedUnits:
         units: the numbers of the units, in order.
         parameter_bytes: their bytes.
         parameters: how many numbers they hold.
-        gradient_bytes: of the gradient; 0 where none of them is trained.
+        gradient_bytes: of the gradient; 0 where none of them is trained, or it is summed once a step.
+        reduced_bytes: of the gradient, where it is summed once a step (`reduced_tied_gradients`).
 
     Raises:
         PlanError: fewer than two units, units that are not in order, or a size that is negative.
@@ -129,6 +130,7 @@ class TiedUnits:
     parameter_bytes: int
     parameters: int = 0
     gradient_bytes: int = 0
+    reduced_bytes: int = 0
 
     def __post_init__(self) -> None:
         for unit in self.units:
@@ -140,6 +142,7 @@ class TiedUnits:
         require_amount(self.parameter_bytes, "parameter_bytes of tied parameters")
         require_amount(self.parameters, "parameters of tied parameters")
         require_amount(self.gradient_bytes, "gradient_bytes of tied parameters")
+        require_amount(self.reduced_bytes, "reduced_bytes of tied parameters")
 
     def repeats(self, first: int, last: int) -> int:
         """How often too many the units from `first` to `last` count them, for a stage of these units."""

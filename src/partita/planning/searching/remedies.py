@@ -8,6 +8,7 @@ from itertools import islice
 from math import ceil, inf
 from typing import Any
 
+from partita.planning.costs.tied_gradients import reduced_tied_gradients
 from partita.planning.generators.registry import ScheduleKind, get_schedule, schedule_names
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.searching.bounds import least_memory_a_rank, least_ranks, too_little_memory
@@ -108,6 +109,9 @@ def _without_more_ranks(request: SearchRequest) -> Iterator[tuple[str, Any]]:
     case = request.case
     if not case.recompute and request.fits(recompute=True):
         yield "recompute", True
+    is_tied = any(tied.gradient_bytes for tied in case.costs.tied)
+    if is_tied and request.fits(costs=reduced_tied_gradients(case.costs)):
+        yield "tied_gradients", "reduced"
     every = [get_schedule(name) for name in schedule_names() if get_schedule(name).trains]
     anything = replace(request, kinds=every, with_lists=True)
     # Nothing takes less memory than one microbatch after the other.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from partita.planning.costs.tied_gradients import tied_messages
+from partita.planning.costs.tied_gradients import tied_gradients_of, tied_messages
 from partita.planning.cutting.make_stage import make_stage
 from partita.planning.generators.plan_schedule import schedule_of
 from partita.planning.generators.registry import get_schedule, schedule_names
@@ -114,6 +114,7 @@ def _plan(case: Case, trial: Trial) -> Plan:
         parameter_copies=float(case.parameter_copies),
         cluster=case.cluster,
         order=_order(case, trial),
+        tied_gradients=tied_gradients_of(case.costs),
     )
 
 

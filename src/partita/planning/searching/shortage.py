@@ -72,6 +72,8 @@ def _in_words(what: str, value: Any) -> str:
         return "other schedules (schedules=None)"
     if what == "microbatches":
         return f"{value} microbatches of the same size"
+    if what == "tied_gradients":
+        return "one sum a step of the gradients of tied weights (reduced_tied_gradients(costs))"
     if what == "parameter_copies":
         return f"parameter_copies={value:g} (a leaner optimizer)"
     return f"{value} {what}" if what in ("ranks", "stages") else f"{what}={value}"

@@ -8,7 +8,7 @@ from itertools import pairwise
 from partita.errors import InfeasiblePlan
 from partita.planning._check import require_amount, require_copies, require_count, require_part
 from partita.planning.costs.cost_model import CostModel
-from partita.planning.costs.tied_gradients import tied_messages
+from partita.planning.costs.tied_gradients import tied_gradients_of, tied_messages
 from partita.planning.cutting._cuts import CutProblem, Cuts, find_cuts
 from partita.planning.cutting._rank_memory import find_cuts_within
 from partita.planning.cutting.cut_problem import PER_SECOND, make_cut_problem
@@ -149,6 +149,7 @@ def plan_stages(
         bottleneck_s=max(stage.time_s for stage in chosen),
         parameter_copies=float(parameter_copies),
         cluster=cluster,
+        tied_gradients=tied_gradients_of(costs),
     )
 
 

@@ -97,18 +97,19 @@ class Case:
         microbatches: int | None = None,
         parameter_copies: float | None = None,
         recompute: bool | None = None,
+        costs: CostModel | None = None,
     ) -> Case:
         """The same with some of it changed; costs that this leaves alone are not worked out again."""
         case = Case(
-            self.costs,
+            self.costs if costs is None else costs,
             self.cluster if cluster is None else cluster,
             self.microbatches if microbatches is None else microbatches,
             self.parameter_copies if parameter_copies is None else parameter_copies,
             self.recompute if recompute is None else recompute,
         )
-        if case.parameter_copies == self.parameter_copies:
+        if costs is None and case.parameter_copies == self.parameter_copies:
             case._stages = self._stages
-        if case.recompute == self.recompute:
+        if costs is None and case.recompute == self.recompute:
             case._options = self._options
         return case
 
