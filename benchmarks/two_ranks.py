@@ -18,6 +18,7 @@ from partita.pipelining.frontends.graph.units.costs import cost_model
 from partita.pipelining.frontends.graph.units.unit_runs import GraphLoss
 from partita.planning import CostModel, Plan, StageCost
 from partita.planning.costs.recompute import recomputed_cost
+from partita.planning.costs.shared_on_rank import shared_on_rank
 from partita.planning.costs.tied_gradients import tied_messages
 from partita.runtime import ProcessGroupComm
 
@@ -123,7 +124,7 @@ def average(one: CostModel, other: CostModel) -> CostModel:
 def stage_costs(costs: CostModel, plan: Plan) -> list[StageCost]:
     """What the stages of a plan cost."""
     cuts = [0, *(stage.last_unit + 1 for stage in plan.stages)]
-    shared, tied = costs.shared_on_rank(cuts, plan.placement), tied_messages(costs, cuts)
+    shared, tied = shared_on_rank(costs, cuts, plan.placement), tied_messages(costs, cuts)
     return [
         replace(
             recomputed_cost(

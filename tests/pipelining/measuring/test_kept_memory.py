@@ -16,6 +16,7 @@ from partita.pipelining import Pipe, measure_units, pipeline
 from partita.pipelining.measuring.kept_memory import kept_memory
 from partita.pipelining.measuring.pass_memory import OutputMemory, PassMemory
 from partita.planning import CostModel, Plan, Unit, plan_stages, recomputed_cost
+from partita.planning.costs.shared_on_rank import shared_on_rank
 
 SAMPLES = 4
 
@@ -199,7 +200,7 @@ def test_units_add_up_to_what_a_stage_holds(case: Case, stages: int) -> None:
 @pytest.mark.parametrize("case", [PLAIN, SKIP, TRANSFORMER], ids=lambda case: case.name)
 def test_what_stages_on_one_rank_hand_over_is_there_once(case: Case) -> None:
     costs, plan, pipe = planned(case, 2)
-    shared = costs.shared_on_rank((0, plan.stages[1].first_unit, len(costs.units)), (0, 0))
+    shared = shared_on_rank(costs, (0, plan.stages[1].first_unit, len(costs.units)), (0, 0))
     predicted = [
         recomputed_cost(costs, stage.first_unit, stage.last_unit, shared=shared[stage.index]).activation_bytes
         for stage in plan.stages

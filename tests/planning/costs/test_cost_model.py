@@ -7,6 +7,7 @@ import pytest
 
 from partita.errors import PlanError
 from partita.planning import Cluster, CostModel, TiedUnits, Unit, plan_stages, search
+from partita.planning.costs.shared_on_rank import shared_on_rank
 
 
 def model() -> CostModel:
@@ -152,7 +153,7 @@ def test_messages_are_counted_where_it_is_known_what_crosses() -> None:
     known = CostModel(units, (5, 7), crossing_grad_bytes=(50, 70), entry_bytes=(0, 0), exit_bytes=(0, 0))
     assert [known.messages(at, at) for at in range(3)] == [(0, 0, 50), (5, 50, 70), (7, 70, 0)]
     assert known.messages(0, 2) == (0, 0, 0)
-    shared = [known.shared_on_rank((0, 1, 2, 3), ranks)[1] for ranks in ((0, 0, 1), (0, 1, 1))]
+    shared = [shared_on_rank(known, (0, 1, 2, 3), ranks)[1] for ranks in ((0, 0, 1), (0, 1, 1))]
     assert [known.messages(1, 1, same) for same in shared] == [(0, 0, 70), (5, 50, 0)]
     assert CostModel(units, (5, 7)).messages(1, 1) == (0, 0, 0)
 

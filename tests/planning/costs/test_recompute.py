@@ -15,6 +15,7 @@ from partita.planning import (
     simulate,
 )
 from partita.planning.costs.recompute import recompute_options
+from partita.planning.costs.shared_on_rank import shared_on_rank
 from partita.planning.costs.spanning import NOTHING_SHARED
 
 SPLIT = CostModel(
@@ -140,11 +141,11 @@ def test_what_stages_on_one_rank_hand_over_is_there_once() -> None:
     units = tuple(Unit(name, 1.0, 2.0, activation_bytes=10) for name in "abc")
     costs = CostModel(units, (4, 6), entry_bytes=(1, 2), exit_bytes=(3, 4))
     apart, together = (
-        recomputed_cost(costs, 1, 2, shared=costs.shared_on_rank((0, 1, 3), ranks)[1])
+        recomputed_cost(costs, 1, 2, shared=shared_on_rank(costs, (0, 1, 3), ranks)[1])
         for ranks in ((0, 1), (0, 0))
     )
     assert (apart.activation_bytes, together.activation_bytes) == (21, 17)
     assert (apart.weight_bytes, together.weight_bytes) == (21, 17)
     assert (apart.arriving_bytes, apart.returned_gradient_bytes) == (4, 4)
     assert (together.arriving_bytes, together.returned_gradient_bytes) == (0, 0)
-    assert costs.shared_on_rank((0, 3), (0,)) == [NOTHING_SHARED]
+    assert shared_on_rank(costs, (0, 3), (0,)) == [NOTHING_SHARED]

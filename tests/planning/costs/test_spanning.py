@@ -6,7 +6,8 @@ import pytest
 
 from partita.errors import PlanError
 from partita.planning import CostModel, Unit
-from partita.planning.costs.spanning import NOTHING_SHARED, SpanningValue, SpanningView
+from partita.planning.costs.shared_on_rank import shared_on_rank
+from partita.planning.costs.spanning import SpanningValue, SpanningView
 from partita.planning.costs.workspaces import workspaces
 
 
@@ -42,7 +43,7 @@ def test_of_a_view_that_goes_past_no_more_is_left_out_than_crosses() -> None:
     assert [costs.sent_gradient_bytes(at, at) for at in range(4)] == [0, 1, 1, 21]
     assert [costs.received_gradient_bytes(at, at) for at in range(4)] == [21, 1, 1, 0]
     assert (costs.entering_bytes(2, 3), costs.messages(2, 2)) == (51, (1, 1, 1))
-    assert costs.shared_on_rank((0, 1, 2, 3, 4), (0, 1, 1, 0))[3][:4] == (50, 20, 0, 0)
+    assert shared_on_rank(costs, (0, 1, 2, 3, 4), (0, 1, 1, 0))[3][:4] == (50, 20, 0, 0)
     assert CostModel.from_json(costs.to_json()) == costs
 
 
@@ -80,26 +81,3 @@ def test_spanning_values_survive_json_and_are_checked() -> None:
         SpanningValue(1, 1, -2, (1,))
     with pytest.raises(PlanError, match="used by unit 4: there are units 0 to 3"):
         dataclasses.replace(costs, spanning=(SpanningValue(1, 1, 0, (4,)),))
-
-
-def test_what_stages_of_a_rank_hand_to_each_other_is_there_once_also_where_others_lie_between() -> None:
-    costs, cuts = across(), (0, 1, 2, 3, 4)
-    loop = costs.shared_on_rank(cuts, (0, 1, 0, 1))
-    assert loop == [NOTHING_SHARED] * 4
-    ends_together = costs.shared_on_rank(cuts, (0, 1, 1, 0))
-    assert [one[:4] for one in ends_together] == [
-        (0, 0, 100, 0),
-        (0, 0, 1, 0),
-        (1, 1, 0, 0),
-        (100, 100, 0, 0),
-    ]
-    assert [one.handed_gradients for one in ends_together] == [(), (), ((1, 1),), ((0, 100),)]
-    assert costs.messages(3, 3, ends_together[3]) == (1, 1, 0)
-    assert costs.messages(0, 0, ends_together[0]) == (0, 0, 1)
-    two_users = dataclasses.replace(costs, spanning=(SpanningValue(100, 100, 0, (2, 3), 0),))
-    both, one = (two_users.shared_on_rank(cuts, ranks) for ranks in ((0, 1, 0, 0), (0, 1, 0, 2)))
-    assert [it[:4] for it in both] == [(0, 0, 100, 0), (0, 0, 0, 0), (100, 100, 101, 0), (101, 101, 0, 0)]
-    assert [it.handed_gradients for it in both] == [(), (), ((0, 100),), ((2, 101),)]
-    assert [it[:4] for it in one] == [(0, 0, 0, 0), (0, 0, 0, 0), (100, 100, 0, 0), (0, 0, 0, 0)]
-    of_input = dataclasses.replace(costs, spanning=(SpanningValue(100, 0, -1, (3,)),))
-    assert of_input.shared_on_rank(cuts, (0, 1, 2, 0))[3][:4] == (100, 0, 0, 0)  # sent from the first stage

@@ -18,6 +18,7 @@ from partita.planning import (
     simulate,
 )
 from partita.planning.costs.recompute import recomputed_cost
+from partita.planning.costs.shared_on_rank import shared_on_rank
 from partita.planning.costs.tied_gradients import tied_gradients, tied_messages
 
 
@@ -81,8 +82,8 @@ def test_a_share_is_computed_in_i_and_what_the_owner_is_sent_stays_until_w() -> 
 
 def test_a_tied_gradient_that_stays_on_its_rank_is_no_message() -> None:
     model = costs()
-    *_, apart = model.shared_on_rank((0, 1, 3, 4), (0, 1, 1))
-    *_, together = model.shared_on_rank((0, 1, 3, 4), (0, 1, 0))
+    *_, apart = shared_on_rank(model, (0, 1, 3, 4), (0, 1, 1))
+    *_, together = shared_on_rank(model, (0, 1, 3, 4), (0, 1, 0))
     assert (apart.sent_tied_bytes, together.sent_tied_bytes) == (0, 80)
     assert recomputed_cost(model, 3, 3, shared=together).returned_gradient_bytes == 0
 

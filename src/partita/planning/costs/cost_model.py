@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 from partita.errors import PlanError
 from partita.planning import _json
@@ -228,74 +225,6 @@ class CostModel:
             return 0
         return self.entry_bytes[first - 1] - self.entry_left_bytes[first - 1]
 
-    def shared_on_rank(self, cuts: Sequence[int], stage_ranks: Sequence[int]) -> list[SharedOnRank]:
-        """For each stage, what it and other stages of its rank hand over, which is there once and no message.
-
-        Args:
-            cuts: the first unit of each stage, and how many units there are.
-            stage_ranks: the rank of each stage.
-
-        >>> costs = CostModel(tuple(Unit(name, 1.0, 2.0) for name in "abc"), (10, 20))
-        >>> costs.shared_on_rank((0, 1, 2, 3), (0, 1, 1))[2]  # doctest: +NORMALIZE_WHITESPACE
-        SharedOnRank(entering_bytes=20, sent_gradient_bytes=20, received_gradient_bytes=0, sent_tied_bytes=0,
-            handed_gradients=((1, 20),))
-        """
-        ends = [(start, end - 1) for start, end in pairwise(cuts)]
-        on_rank: dict[int, list[tuple[int, int]]] = {}
-        for rank, own in zip(stage_ranks, ends, strict=True):
-            on_rank.setdefault(rank, []).append(own)
-        return [
-            self._shared(*own, on_rank[rank])._replace(
-                handed_gradients=self._handed_gradients(stage, cuts, stage_ranks)
-            )
-            if len(on_rank[rank]) > 1
-            else NOTHING_SHARED
-            for stage, (rank, own) in enumerate(zip(stage_ranks, ends, strict=True))
-        ]
-
-    def _shared(self, first: int, last: int, on_rank: Sequence[tuple[int, int]]) -> SharedOnRank:
-        entering = sent = received = 0
-        if first:
-            across = self.across[first - 1]
-            if any(there == first - 1 for _, there in on_rank):
-                entering = self.crossing_bytes[first - 1] - sum(it.sent_bytes(first - 1) for it in across)
-                sent = self.gradient_bytes[first - 1]
-                sent -= sum(it.sent_gradient_bytes(first - 1) for it in across)
-            for it in across:
-                if it.is_used_in(first, last) and any(
-                    here < first and (here <= max(it.maker, 0) <= there or it.is_used_in(here, there))
-                    for here, there in on_rank
-                ):
-                    entering += it.sent_bytes(first - 1)
-                    sent += it.sent_gradient_bytes(first - 1)
-        if last + 1 < len(self.units):
-            across = self.across[last]
-            if any(here == last + 1 for here, _ in on_rank):
-                received = self.gradient_bytes[last] - sum(it.sent_gradient_bytes(last) for it in across)
-            for it in across:
-                later = [user for user in it.users if user > last]
-                touched = it.maker >= first or it.is_used_in(first, last)
-                if touched and all(any(here <= user <= there for here, there in on_rank) for user in later):
-                    received += it.sent_gradient_bytes(last)
-        tied = sum(it.gradient_bytes for it in self.tied if it.stays_on(on_rank, first, last))
-        return SharedOnRank(max(entering, 0), max(sent, 0), max(received, 0), tied)
-
-    def _handed_gradients(
-        self, stage: int, cuts: Sequence[int], stage_ranks: Sequence[int]
-    ) -> tuple[tuple[int, int], ...]:
-        """The gradient of a value goes from each stage that has it to the one before that has it."""
-        first, last = cuts[stage], cuts[stage + 1] - 1
-        if not first:
-            return ()
-        sizes = {stage - 1: self._direct_gradient_bytes[first - 1]}
-        for value in self.across[first - 1]:
-            if value.gradient_bytes and value.is_used_in(first, last):
-                before = max([value.maker, *(user for user in value.users if user < first)])
-                to = bisect_right(cuts, before) - 1
-                sizes[to] = sizes.get(to, 0) + value.sent_gradient_bytes(first - 1)
-        here = stage_ranks[stage]
-        return tuple((to, size) for to, size in sorted(sizes.items()) if size and stage_ranks[to] == here)
-
     def messages(self, first: int, last: int, shared: SharedOnRank = NOTHING_SHARED) -> Messages:
         """What a stage of the units from `first` to `last` is sent and sends back. Counted where it is known
         what crosses (`entry_bytes`).
@@ -375,7 +304,7 @@ class CostModel:
         as far as they go past the first unit.
         """
         makers: list[list[int]] = [[] for _ in self.units]
-        for border, size in enumerate(self._direct_gradient_bytes):
+        for border, size in enumerate(self.direct_gradient_bytes):
             if size:
                 makers[border + 1].append(border)
         for value in self.spanning:
@@ -385,8 +314,8 @@ class CostModel:
         return tuple(map(tuple, makers))
 
     @cached_property
-    def _direct_gradient_bytes(self) -> tuple[int, ...]:
-        """For each border, the gradients of what the unit in front makes for the one behind alone."""
+    def direct_gradient_bytes(self) -> tuple[int, ...]:
+        """One number a border: the gradients of what the unit in front makes for the one behind alone."""
         return tuple(
             max(size - sum(it.sent_gradient_bytes(border) for it in across), 0)
             for border, (size, across) in enumerate(zip(self.gradient_bytes, self.across, strict=True))
@@ -403,11 +332,11 @@ class CostModel:
         """
         sent = computed = 0
         if late and last + 1 < len(self.units):
-            sent = self._direct_gradient_bytes[last] if last in late else 0
+            sent = self.direct_gradient_bytes[last] if last in late else 0
             sent += sum(it.sent_gradient_bytes(last) for it in self.across[last] if it.maker in late)
         if len(late) <= last - first:
             for unit in late - {last}:
-                computed += 0 if unit + 1 in late else self._direct_gradient_bytes[unit]
+                computed += 0 if unit + 1 in late else self.direct_gradient_bytes[unit]
             for value in self.spanning:
                 if value.maker in late and value.last <= last and not late.issuperset(value.users):
                     computed += value.gradient_bytes

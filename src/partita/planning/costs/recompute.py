@@ -54,7 +54,7 @@ def recomputed_cost(
         last_unit: index of its last one.
         regions: (first, last) of each region, in order and apart; none: nothing is computed again.
         parameter_copies: as in `plan_stages`, for `StageCost.static_bytes`.
-        shared: what it and other stages of its rank hand over, from `CostModel.shared_on_rank`.
+        shared: what it and other stages of its rank hand over, from `shared_on_rank`.
         whole: what this gives for the same stage without regions, where that is there already and nothing
             that enters is shared.
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 from partita.errors import InfeasiblePlan
 from partita.planning._check import require_amount, require_copies, require_count, require_part
 from partita.planning.costs.cost_model import CostModel
+from partita.planning.costs.shared_on_rank import shared_on_rank
 from partita.planning.costs.tied_gradients import tied_gradients_of, tied_messages
 from partita.planning.cutting._cuts import CutProblem, Cuts, find_cuts
 from partita.planning.cutting._rank_memory import find_cuts_within
@@ -127,7 +128,7 @@ def plan_stages(
     if cuts is None:
         raise AssertionError("unreachable: without a limit every number of stages up to the most can be had")
     # 4. Say what each stage takes.
-    shared, tied = costs.shared_on_rank(cuts, placement), tied_messages(costs, cuts)
+    shared, tied = shared_on_rank(costs, cuts, placement), tied_messages(costs, cuts)
     chosen = tuple(
         make_stage(
             costs,

@@ -9,6 +9,7 @@ from math import inf
 
 from partita.planning.costs.cost_model import CostModel
 from partita.planning.costs.recompute import Regions, recompute_options, recomputed_cost
+from partita.planning.costs.shared_on_rank import shared_on_rank
 from partita.planning.costs.spanning import NOTHING_SHARED, SharedOnRank
 from partita.planning.costs.stage_cost import StageCost
 from partita.planning.costs.tied_gradients import tied_messages
@@ -155,7 +156,7 @@ class Case:
         """What the stages of a rank hand to each other, for each stage."""
         if not layout.has_shared_ranks:
             return (NOTHING_SHARED,) * (len(cuts) - 1)
-        return self.costs.shared_on_rank(cuts, layout.own)
+        return shared_on_rank(self.costs, cuts, layout.own)
 
     def problem(self, layout: Layout, cuts: Cuts, regions: Sequence[Regions] | None = None) -> Problem:
         """What has to be scheduled."""
