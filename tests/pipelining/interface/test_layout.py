@@ -31,6 +31,7 @@ from partita.pipelining.interface.layout import (
     packed,
     trailer_length,
     trailer_of,
+    zeros_like_sent,
 )
 from partita.runtime import Comm, InProcessWorld
 
@@ -144,6 +145,29 @@ def test_pieces_that_are_far_apart_do_not_take_what_lies_between() -> None:
         assert value is not None
         assert _lies(value) == _lies(piece)
         assert value.untyped_storage().nbytes() <= 4 * 8 * 4
+
+
+@pytest.mark.parametrize("samples", [2, 5])
+def test_zeros_lie_as_what_was_sent_from_such_an_example(samples: int) -> None:
+    def lies(example: Tensor, value: Tensor) -> bool:
+        zeros = zeros_like_sent(
+            example.shape, example.stride(), value.shape, torch.float64, torch.device("cpu")
+        )
+        assert zeros is not None
+        assert not zeros.any()
+        return (zeros.shape, zeros.stride(), zeros.dtype) == (value.shape, value.stride(), torch.float64)
+
+    example, value = torch.ones(2, 3, 4, 4), torch.ones(samples, 3, 4, 4)
+    assert lies(example, value)
+    assert lies(example.transpose(0, 2), value.transpose(0, 2))
+    last = torch.channels_last
+    assert lies(example.to(memory_format=last), value.to(memory_format=last))
+    slices = [one[:, 1:] for one in (example, value)]
+    if samples == 2:
+        assert lies(*slices)
+    else:
+        (left, right) = slices
+        assert zeros_like_sent(left.shape, left.stride(), right.shape, left.dtype, left.device) is None
 
 
 def test_what_lies_like_a_new_tensor() -> None:
