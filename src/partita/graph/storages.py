@@ -25,7 +25,7 @@ from partita._torch.tensors.storage import storage_key
 from partita.graph.attributes import lookup
 from partita.graph.effect_rules.node_effect import PURE, NodeEffect
 
-__all__ = ["find_storages", "may_hold_memory", "metadata"]
+__all__ = ["example_memory", "find_storages", "may_hold_memory", "metadata"]
 
 _IMMUTABLE = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 
@@ -34,6 +34,13 @@ def metadata(node: Node) -> Any:
     """Return the example value that a tracer left on a node (``val`` or ``example_value``), or None."""
     meta = node.meta
     return meta["val"] if "val" in meta else meta.get("example_value")
+
+
+def example_memory(node: Node) -> Any:
+    """Return an example value of the graph's own trace in whose storage the node's lies. It is the node's own
+    but for a node that was copied from another trace, of which ``memory`` in its meta names one.
+    """
+    return node.meta["memory"] if "memory" in node.meta else metadata(node)
 
 
 def find_storages(

@@ -66,6 +66,18 @@ def test_a_condition_that_one_branch_asks_for_is_one_too() -> None:
     assert [reads_condition(node) for node in nodes] == [False, True, True, False, False, False]
 
 
+def test_a_branch_within_a_branch_writes_what_its_function_writes() -> None:
+    """Nothing was seen to be written there, so that a cut went through it."""
+    gm = graph()
+    _, condition, doubled, chosen, *_ = gm.graph.nodes
+    doubled.target = OnlyIf(OnlyIf(torch.ops.aten.mul_.Tensor, False), True)
+    doubled.args = (condition, condition, *doubled.args[1:])
+    chosen.target, chosen.args = OnlyIf(choose, True), (condition, *chosen.args)
+    effects = analyse(gm).by_position
+    assert effects[2].writes == (doubled.args[2],)
+    assert effects[3].aliases == (doubled, doubled.args[2])
+
+
 def test_a_compiler_is_not_told_an_answer_that_it_does_not_know() -> None:
     """With the answer as a symbol, which *is* neither True nor False, it left both branches out."""
     read, negated = ReadCondition(), OnlyIf(torch.neg, True)

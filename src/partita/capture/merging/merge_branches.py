@@ -20,7 +20,7 @@ from torch.fx.node import map_arg
 
 from partita._torch.export.signature import all_arguments, all_keywords
 from partita._torch.operators.schemas import is_in_place
-from partita._torch.tensors.storage import has_memory
+from partita._torch.tensors.storage import has_memory, storage_key
 from partita.capture.open_sizes.sizes import Sizes
 from partita.capture.tracing.module_paths import module_calls
 from partita.errors import CaptureError
@@ -28,6 +28,7 @@ from partita.graph.attributes import attribute, lookup
 from partita.graph.effect_rules.conditions import OnlyIf, choose, require_condition
 from partita.graph.effect_rules.node_effect import PURE
 from partita.graph.effects import Effects, analyse, metadata
+from partita.graph.storages import example_memory
 from partita.graph.structure import structural_hash
 
 __all__ = ["Branch", "merge_branches"]
@@ -222,6 +223,7 @@ class _Merge:
         renamed: the new names of the other graph's nodes that were copied.
         choices: the nodes that choose between two values, by these values.
         alike: for each chosen tensor, the name of one that it is chosen from.
+        memory: for each storage of an example value of the other graph, one here that stands for it.
         constants: keys that are equal for constants of both graphs that have the same value throughout.
     """
 
@@ -237,6 +239,7 @@ class _Merge:
         self.renamed: dict[str, str] = {}
         self.choices: dict[tuple[Any, ...], Node] = {}
         self.alike: dict[str, str] = {}
+        self.memory: dict[int, Tensor] = {}
         self.constants = constants
 
     def run(self, pairs: list[tuple[Node | None, Node | None]]) -> Sizes:
@@ -252,6 +255,7 @@ class _Merge:
             before = node
             if twin is not None:
                 self.image[twin] = node
+                self._note_memory(node, twin)
                 self._merge_operands(node, twin)
             elif _is_guarded(node, sizes):
                 self._guard(node, self.truth)
@@ -301,9 +305,17 @@ class _Merge:
             copied.target = self._copied_attribute(twin)
         elif _is_guarded(twin, self.other.sizes):
             self._guard(copied, not self.truth)
+        if isinstance(example := example_memory(twin), Tensor):
+            copied.meta["memory"] = self.memory.setdefault(storage_key(example), example)
         self.image[twin] = copied
         self.renamed[twin.name] = copied.name
         return copied
+
+    def _note_memory(self, node: Node, twin: Node) -> None:
+        """Note that the two have the same memory, in which nodes that are copied may lie, too."""
+        here, there = example_memory(node), example_memory(twin)
+        if isinstance(here, Tensor) and isinstance(there, Tensor):
+            self.memory.setdefault(storage_key(there), here)
 
     def _copied_attribute(self, twin: Node) -> str:
         """Add a constant or nested graph of the other graph to this module; return its name here."""

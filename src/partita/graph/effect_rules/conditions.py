@@ -13,7 +13,7 @@ What only one branch computes is not computed where the other one is taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,12 +140,18 @@ def is_branch_function(target: object) -> bool:
 
 def branch_effect(node: Node) -> NodeEffect:
     """Return the effect of a node with such a target."""
-    if node.target is require_condition:
+    return _effect_of_call(node.target, node.args, node.kwargs)
+
+
+def _effect_of_call(target: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NodeEffect:
+    if target is require_condition:
         return NodeEffect(host=True, why="a check of the branch that was captured")
-    if isinstance(node.target, ReadCondition):
+    if isinstance(target, ReadCondition):
         return PURE
-    if isinstance(node.target, OnlyIf) and is_operator(node.target.target):
-        rule = operator_call_rule(node.target.target)
-        return PURE if rule is None else rule(node.args[1:], node.kwargs)
-    values = nodes_in((node.args[1:], node.kwargs))  # the condition is no memory
+    if isinstance(target, OnlyIf) and is_branch_function(target.target):
+        return _effect_of_call(target.target, args[1:], kwargs)  # a branch within a branch
+    if isinstance(target, OnlyIf) and is_operator(target.target):
+        rule = operator_call_rule(target.target)
+        return PURE if rule is None else rule(args[1:], kwargs)
+    values = nodes_in((args[1:], kwargs))  # the condition is no memory
     return NodeEffect(aliases=tuple(dict.fromkeys(values)), why="a branch on data")

@@ -23,10 +23,11 @@ from partita._torch.graph_module.graph_copy import copy_graph
 from partita._torch.graph_module.lazy_module import LazyGraphModule, lazy_module, run_by, use_flat_signature
 from partita.errors import ExecutionError
 from partita.graph.attributes import Attribute
+from partita.graph.effect_rules.conditions import OnlyIf, branch_effect
 from partita.splitter import Split
 from partita.splitter.building.install import attributes_of, install
 
-__all__ = ["ModeCut", "TwoModes", "graphs_in", "joined"]
+__all__ = ["ModeCut", "TwoModes", "graphs_in", "joined", "writes_in_a_branch"]
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,12 @@ def graphs_in(module: nn.Module) -> Iterator[GraphModule]:
             yield child
         elif isinstance(child, TwoModes):
             yield from child.graphs.values()
+
+
+def writes_in_a_branch(module: nn.Module) -> bool:
+    """Return whether a graph in a module writes to something in one branch on data only."""
+    nodes = (node for graph in graphs_in(module) for node in graph.graph.nodes)
+    return any(isinstance(node.target, OnlyIf) and branch_effect(node).writes for node in nodes)
 
 
 def _mode(training: bool) -> str:

@@ -1,7 +1,8 @@
 """Runs a function so that it can run again as it ran: from the inputs, buffers and attributes that it had.
 
 What the function writes to is copied before each run. Which tensors these are is seen in its first run,
-before which all inputs and buffers are copied; from then on only those.
+before which all inputs and buffers are copied; from then on only those. A graph that writes in one branch on
+data only may write in any later run: then all are copied before each, and its buffers kept.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from partita._torch.tensors.storage import storage_key
 from partita._torch.tensors.versions import times_written
 from partita.errors import ExecutionError
 from partita.pipelining.interface.layout import copied
-from partita.pipelining.interface.two_modes import TwoModes
+from partita.pipelining.interface.two_modes import TwoModes, writes_in_a_branch
 from partita.pipelining.recompute.checkpointed_pass import CheckpointedPass
 from partita.pipelining.recompute.module_state import ModuleState
 from partita.runtime.host_generators import generator_states, set_generators
@@ -104,7 +105,11 @@ class Checkpointing:
         if written is None:
             # a normalisation writes statistics, and torch does not count that
             changed |= copies.different(tensors)
-            self._written[modes] = written = frozenset(changed)
+            written = frozenset(changed)
+            if self._module is not None and writes_in_a_branch(self._module):
+                written |= copies.names - inputs.keys()
+            else:
+                self._written[modes] = written
         unforeseen = changed - copies.names
         if unforeseen:
             name = sorted(unforeseen)[0]

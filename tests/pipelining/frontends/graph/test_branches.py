@@ -298,18 +298,38 @@ class Adapts(Layers):
         return self.b(h * self.scale) + self.scale.sum()
 
 
-@pytest.mark.parametrize("backend", [None, "aot_eager"])
+class AdaptsWithin(Adapts):
+    """Writes in a way within a way, and computes something else in each mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        if x.mean() < 0:
+            self.adapted += 1
+            if x.std() > 1:
+                self.scale.mul_(0.9).add_(h.detach().mean(0))
+        return self.b(h * self.scale + (self.norm(h) if self.training else 1.0))
+
+
+@pytest.mark.parametrize(
+    ("backend", "recompute"), [(None, False), ("aot_eager", False), (None, True)], ids=str
+)
 @pytest.mark.parametrize("example", [0.5, -0.5])
-def test_one_way_writes_to_buffers(example: float, backend: str | None) -> None:
-    """A graph held the way of its example only. Memory that all ways have is written once, where it lies."""
+@pytest.mark.parametrize("kind", [Adapts, AdaptsWithin])
+def test_one_way_writes_to_buffers(
+    kind: type[Adapts], example: float, backend: str | None, recompute: bool
+) -> None:
+    """A graph held the way of its example only. Memory that all ways have is written once, where it lies. A
+    stage that recomputed was refused: the first pass did not write what a later one does.
+    """
     torch.manual_seed(3)
-    model, x, target = Adapts(), torch.randn(20, 6), torch.randn(20, 6)
+    model, x, target = kind(), torch.randn(20, 6), torch.randn(20, 6)
     for number, mean in enumerate((0.5, -0.5, -0.5, 0.5)):
         x[5 * number : 5 * number + 5] += mean - x[5 * number : 5 * number + 5].mean()
     uncut = copy.deepcopy(model)
     for sample, wanted in zip(x.chunk(4), target.chunk(4), strict=True):
         (mse_loss(uncut(sample), wanted) / 4).backward()
-    pipe = pipeline(model, (torch.full((2, 6), example),), split_spec={"a": SplitPoint.END})
+    cut = {"b": SplitPoint.BEGINNING} if kind is AdaptsWithin else {"a": SplitPoint.END}
+    pipe = pipeline(model, (torch.full((2, 6), example),), split_spec=cut, recompute=recompute)
     for sample in x.chunk(4):
         partita.verify(pipe, model, (sample,), mode="train").check()
         partita.verify(pipe, model, (sample,), mode="eval").check()
@@ -326,3 +346,31 @@ def test_one_way_writes_to_buffers(example: float, backend: str | None) -> None:
     buffers = {name: value for part in parts for name, value in part.named_buffers()}
     assert_equal(gradients, {name: value.grad for name, value in uncut.named_parameters()})
     assert_equal(buffers, dict(uncut.named_buffers()))
+
+
+class WritesApart(Layers):
+    """A stage writes to a buffer of which another one has its own."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.register_buffer("scale", torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        if x.mean() < 0:
+            if self.way == "view":
+                self.scale[2:4].mul_(0.5)
+            elif x.std() > 1:
+                self.scale.mul_(0.5)
+        return self.b(h) * self.scale
+
+
+@pytest.mark.parametrize("way", ["view", "nested"])
+@pytest.mark.parametrize("example", [0.5, -0.5])
+def test_a_cut_through_what_one_way_writes_to_by_a_view_or_in_a_way_of_its_own_is_refused(
+    example: float, way: str
+) -> None:
+    """Each stage had a buffer of its own, and one of them changed."""
+    with pytest.raises(CaptureError, match=r"in stage 0, and stages \[0, 1\] use the same memory"):
+        pipeline(WritesApart(way), (torch.full((2, 6), example),), split_spec={"b": SplitPoint.BEGINNING})

@@ -14,7 +14,8 @@ from partita._torch.tensors.storage import storage_key
 from partita.errors import CaptureError
 from partita.graph.attributes import attribute, lookup
 from partita.graph.effect_rules.conditions import choose
-from partita.graph.effects import Effects, analyse, metadata
+from partita.graph.effects import Effects, analyse
+from partita.graph.storages import example_memory
 
 __all__ = [
     "check_writes",
@@ -226,7 +227,7 @@ class _MemoryOf:
 
 
 def _key(node: Node) -> int | None:
-    value = metadata(node)
+    value = example_memory(node)
     return storage_key(value) if isinstance(value, Tensor) else None
 
 

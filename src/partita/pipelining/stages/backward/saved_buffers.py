@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
 
 from partita._torch.autograd.engine import AsSaved, hook_saved
 from partita._torch.containers.pytree import flatten
@@ -35,9 +34,8 @@ from partita._torch.tensors.storage import storage_key
 from partita._torch.tensors.tensor_text import short_name
 from partita._torch.tensors.versions import times_written
 from partita.errors import ExecutionError
-from partita.graph.effect_rules.conditions import OnlyIf
-from partita.graph.effects import analyse
 from partita.pipelining.interface.layout import copied
+from partita.pipelining.interface.two_modes import graphs_in, writes_in_a_branch
 from partita.pipelining.stages.backward.autograd_cut import AutogradGraph
 
 __all__ = ["SavedBuffers"]
@@ -110,7 +108,7 @@ class SavedBuffers:
                     packed[:] = _AsUsed.pack(copied(packed[0].detach()))
         if training not in self._needed:
             written |= self._written_buffers(before, versions)
-            self._needed[training] = not written.isdisjoint(saved) or _may_write_later(self._module)
+            self._needed[training] = not written.isdisjoint(saved) or writes_in_a_branch(self._module)
 
     def _written_buffers(self, before: Mapping[str, Tensor], versions: Mapping[str, int]) -> set[int]:
         """The storages of buffers that were written to, and of what has taken their places."""
@@ -121,18 +119,7 @@ class SavedBuffers:
 
 
 def _is_own_code(module: nn.Module) -> bool:
-    return not any(isinstance(part, GraphModule) or is_compiled(part) for part in module.modules())
-
-
-def _may_write_later(module: nn.Module) -> bool:
-    """Whether a graph in the module writes to something in one branch on data only."""
-    return any(
-        isinstance(effects.nodes[position].target, OnlyIf)
-        for part in module.modules()
-        if isinstance(part, GraphModule) and any(isinstance(node.target, OnlyIf) for node in part.graph.nodes)
-        for effects in [analyse(part)]
-        for position in effects.writers
-    )
+    return next(graphs_in(module), None) is None and not any(map(is_compiled, module.modules()))
 
 
 def _written_keys(parameters: Sequence[tuple[nn.Parameter, int]]) -> set[int]:
