@@ -208,6 +208,20 @@ def test_who_took_leave_has_not_failed(
     assert stalls.gone == gone
 
 
+def test_who_closes_its_end_because_this_rank_has_left_is_not_dead(world: World, stalls: _Stalls) -> None:
+    """A comm that nobody used any more was closed, and the watch thread saw the others close theirs before it
+    was stopped: its rank called them dead, and made no comm with them ever after.
+    """
+    leaver = world.ranks[0]
+    leaver.leave(ending=False)
+    for connection in leaver._open():
+        connection.end()
+    world.until(lambda: not leaver._connections)
+    assert world.tick() == [None, None, None]
+    assert stalls.gone == {}
+    assert set(leaver.leavers) == {1, 2}
+
+
 def test_what_was_said_arrives_and_who_has_said_it_is_not_called_dead_as_well(
     world: World, stalls: _Stalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:

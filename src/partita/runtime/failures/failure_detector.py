@@ -100,6 +100,7 @@ class FailureDetector:
         self._heard: list[FailureRecord] = []
         self._decides_at: float | None = None
         self._left: dict[int, dict[tuple[Any, ...], int]] = {}
+        self._has_left = False
         self._reported: set[int] = set()
 
     # Called by the comm.
@@ -144,6 +145,7 @@ class FailureDetector:
         Args:
             ending: the process ends.
         """
+        self._has_left = True
         for rank, connection in list(self._connections.items()):
             counts = [[list(key), n] for key, n in self.began.items() if _concerns(key, rank)]
             connection.send({"left": counts, "ending": ending})
@@ -251,6 +253,8 @@ class FailureDetector:
         """Conclude from the end of a connection what has become of a rank."""
         connection = self._connections.pop(rank)
         connection.close()
+        if how == "closed" and self._has_left and rank not in self._local.gone():
+            self._left.setdefault(rank, {})  # a rank that hears of this one's leaving closes its end
         if how == "closed" and rank in self._left:
             return
         process = self.team.processes[rank]
