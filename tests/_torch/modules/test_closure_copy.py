@@ -89,3 +89,16 @@ def test_what_is_no_part_of_the_module_is_shared() -> None:
     module, log = nn.Identity(), object()
     module.get = lambda: log
     assert _twin(module).get() is log
+
+
+def test_a_copy_within_a_larger_one_enters_what_it_has_copied() -> None:
+    """And may share what belongs to no module that is copied."""
+    module, other = Counted(), nn.Linear(2, 2)
+    module.get, module.relu, module.other = lambda: module, lambda x: x + 1, lambda: other
+    memo: dict[Any, Any] = {}
+    with with_closures(memo, others_shared=True) as own:
+        twin = copy.deepcopy(module, own)
+    assert twin.get() is twin
+    assert (twin.relu, twin.other()) == (module.relu, other)
+    assert copy.deepcopy([module], memo)[0] is twin
+    assert not [key for key in memo if isinstance(key, str)]

@@ -41,6 +41,34 @@ def test_the_users_model_is_not_changed_and_can_be_cut_again() -> None:
     assert first.get_stage_module(0).a.weight is model.a.weight
 
 
+class TiedByALambda(nn.Module):
+    """As x-transformers ties its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.mid, self.last = nn.Embedding(7, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.to_logits = lambda h: h @ self.tokens.weight.t()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.to_logits(self.last(self.mid(self.tokens(tokens)).relu()))
+
+
+@pytest.mark.parametrize("frontend", ["export", "modules"])
+def test_a_function_that_holds_the_model_is_that_of_the_copy_in_a_copy(frontend: Any) -> None:
+    """A copy's ran with the weights of the model itself, in whose gradients the proof left its own; stages
+    cut by modules used the weights of the model, and not theirs.
+    """
+    model, tokens = TiedByALambda(), torch.randint(7, (2, 3))
+    uncut = TiedByALambda()
+    uncut.load_state_dict(model.state_dict())
+    pipe = pipeline(model, (tokens,), split_spec={"last": SplitPoint.BEGINNING}, frontend=frontend)
+    assert pipe.proof.holds
+    assert all(parameter.grad is None for parameter in model.parameters())
+    for each in (uncut, pipe):
+        each(tokens).square().sum().backward()
+    assert_equal(*({name: it.grad for name, it in each.named_parameters()} for each in (model, uncut)))
+
+
 @pytest.mark.parametrize("case", [*CASES], ids=lambda case: case.name)
 def test_stages_together_have_the_models_own_names(case: Case) -> None:
     pipe = cut(case, len(case.after) + 1)

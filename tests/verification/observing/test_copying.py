@@ -195,3 +195,14 @@ def test_what_holds_no_tensors_and_has_no_copy_is_shared() -> None:
     assert twin.lock is model.lock
     assert twin.tables == model.tables
     partita.verify(model, model, (torch.ones(2, 2),)).check()
+
+
+def test_functions_among_the_attributes_hold_the_copy() -> None:
+    """They ran with the original's weights and left gradients there."""
+    net, other = Affine(), nn.Linear(2, 2)
+    net.call, net.other = lambda x: net.inner(x), lambda: other
+    twin = copy_module(net)
+    twin.call(torch.ones(1, 2)).sum().backward()
+    assert net.inner.weight.grad is None
+    assert twin.inner.weight.grad is not None
+    assert twin.other() is other

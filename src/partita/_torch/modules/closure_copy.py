@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import CellType, FunctionType, MethodType
@@ -28,17 +28,23 @@ Memo = dict[Any, Any]
 """What ``copy.deepcopy`` keeps of one copy: by the identity of the original, the copy."""
 
 _WAITING = "partita: functions that wait for the copies of what they hold"
+_SHARED = "partita: whether what does not belong to what is copied is shared"
 _LOCK = threading.RLock()
 _PRIMITIVES = (type(None), bool, int, float, complex, str, bytes, type)
 
 
 @contextmanager
-def with_closures() -> Iterator[Memo]:
+def with_closures(within: Memo | None = None, *, others_shared: bool = False) -> Iterator[Memo]:
     """Give out a memo for ``copy.deepcopy(value, memo)`` with which functions are copied too. The copied
     functions are complete when the block ends.
 
     What a closure holds is copied where it is a module, a tensor, a function, a method of a module, or a
     container of such; and where it belongs to what was copied. Anything else (a mesh, a logger) is shared.
+
+    Args:
+        within: the memo of a larger copy that is being made, in which all that is copied is entered.
+        others_shared: modules and tensors that only closures hold are shared, too, and so are functions that
+            lead to no module and no tensor.
 
     >>> layer = nn.Linear(2, 2)
     >>> layer.forward = (lambda forward: lambda x: forward(x))(layer.forward)
@@ -48,7 +54,8 @@ def with_closures() -> Iterator[Memo]:
     True
     """
     waiting: list[Callable[[], None]] = []
-    memo: Memo = {_WAITING: waiting}
+    own: Memo = {_WAITING: waiting, _SHARED: others_shared}
+    memo: Memo = {**(within or {}), **own}
     dispatch: dict[type, Any] = copy._deepcopy_dispatch  # type: ignore[attr-defined]
     with _LOCK:
         before = dispatch[FunctionType]
@@ -57,6 +64,8 @@ def with_closures() -> Iterator[Memo]:
             yield memo
             for fill in waiting:  # grows meanwhile
                 fill()
+            if within is not None:
+                within.update({key: value for key, value in memo.items() if key not in own})
         finally:
             dispatch[FunctionType] = before
 
@@ -67,6 +76,8 @@ def _copy_function(function: FunctionType, memo: Memo) -> FunctionType:
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     refers = function.__closure__ or "__wrapped__" in vars(function)
     if waiting is None or not (refers or any(not isinstance(value, _PRIMITIVES) for value in defaults)):
+        return function
+    if memo[_SHARED] and not _leads_to_module(function, set()):
         return function
     cells = tuple(_copy_cell(cell, memo, waiting) for cell in function.__closure__ or ())
     twin = FunctionType(
@@ -83,6 +94,29 @@ def _copy_function(function: FunctionType, memo: Memo) -> FunctionType:
 
     waiting.append(fill)
     return twin
+
+
+def _leads_to_module(value: Any, seen: set[int]) -> bool:
+    """Whether a module or a tensor can be reached."""
+    if isinstance(value, (nn.Module, Tensor)):
+        return True
+    if id(value) in seen:
+        return False
+    seen.add(id(value))
+    inside: Iterable[Any] = ()
+    if isinstance(value, FunctionType):
+        cells = [cell for cell in value.__closure__ or () if cell != CellType()]
+        inside = [cell.cell_contents for cell in cells]
+        inside += [value.__defaults__, value.__kwdefaults__, vars(value).get("__wrapped__")]
+    elif isinstance(value, MethodType):
+        inside = (value.__self__,)
+    elif type(value) is partial:
+        inside = (value.func, value.args, value.keywords)
+    elif type(value) in (tuple, list, set):
+        inside = value
+    elif type(value) is dict:
+        inside = value.values()
+    return any(_leads_to_module(item, seen) for item in inside)
 
 
 def _copy_cell(cell: CellType, memo: Memo, waiting: list[Callable[[], None]]) -> CellType:
@@ -105,7 +139,9 @@ def _follow(value: Any, memo: Memo) -> Any:
     """What stands in place of ``value`` in a copied function."""
     if id(value) in memo:
         return memo[id(value)]
-    if isinstance(value, (nn.Module, Tensor, FunctionType)):
+    if isinstance(value, (nn.Module, Tensor)):
+        return value if memo[_SHARED] else copy.deepcopy(value, memo)
+    if isinstance(value, FunctionType):
         return copy.deepcopy(value, memo)
     if isinstance(value, MethodType):
         owner = _follow(value.__self__, memo)

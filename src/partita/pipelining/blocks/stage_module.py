@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from partita._torch.compile.eager_stance import nothing_compiled
 from partita._torch.fake.ghosts import ghost_of
 from partita._torch.modules.calls import Around, calls_watched, overridden_calls
+from partita._torch.modules.closure_copy import with_closures
 from partita._torch.modules.contents import named_tables, state_tables
 from partita._torch.tensors.subclasses import with_class_of
 from partita.pipelining.blocks.current_pass import EndOfStage, current_pass
@@ -91,7 +92,8 @@ class StageModule(nn.Module):
                 memo.setdefault(id(ghost), ghost_in_place_of(ghost))
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
-        vars(twin).update(copy.deepcopy(vars(self), memo))
+        with with_closures(memo, others_shared=True) as own:
+            vars(twin).update(copy.deepcopy(vars(self), own))
         return twin
 
     @property

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from partita._torch.modules.closure_copy import Memo, with_closures
 from partita._torch.modules.compiled import compile_in_place_like, compiled_like, inside_compiled
 from partita.errors import ArgumentTypeError
 from partita.verification.observing.subject import (
@@ -82,11 +83,15 @@ def copy_for_run(subject: Subject, args: tuple[Any, ...], kwargs: Mapping[str, A
     Raises:
         ArgumentTypeError: something can't be copied.
     """
-    copier = _Copier()
     # Normal tensors stay normal where the caller is in inference mode. What torch warns of while it is copied
     # (deprecated pytree specs) is not about the caller's code.
-    with torch.inference_mode(False), warnings.catch_warnings():
+    with (
+        torch.inference_mode(False),
+        warnings.catch_warnings(),
+        with_closures(others_shared=True) as memo,
+    ):
         warnings.simplefilter("ignore")
+        copier = _Copier(memo)
         try:
             new_args, new_kwargs = copier.copy(args), copier.copy(dict(kwargs))
             roots = tuple((name, copier.copy(root)) for name, root in subject.roots)
@@ -115,13 +120,16 @@ def _copied_by_class(kind: type[torch.nn.Module]) -> bool:
 class _Copier:
     """Copies everything of one side with one memo.
 
+    Args:
+        memo: in which nothing is yet.
+
     Attributes:
         sources: from the id of an original with a history to the leaf that its copy is computed from.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, memo: Memo) -> None:
         self.sources: dict[int, torch.Tensor] = {}
-        self._memo: dict[int, Any] = {}
+        self._memo = memo
         self._searched: set[int] = set()
         self._kept: list[Any] = []  # both have ids as keys: these objects must not be freed
         self._globals: dict[int, dict[str, Any]] = {}
@@ -191,7 +199,8 @@ class _Copier:
 
         That may be hooks, attributes that a graph does not use, or the training flag.
         """
-        copied = vars(self._memo[id(module)])
+        copy_of: torch.nn.Module = self._memo[id(module)]
+        copied = vars(copy_of)
         for name, value in vars(module).items():
             if name not in copied:
                 copied[name] = copy.deepcopy(value, self._memo)

@@ -24,6 +24,7 @@ from partita._torch.modules.calls import (
     overridden_calls,
     watch_calls,
 )
+from partita._torch.modules.closure_copy import with_closures
 from partita._torch.tensors.storage import is_same_view, storage_key
 from partita._torch.tensors.versions import times_written
 from partita.capture.merging.modes import in_mode
@@ -343,14 +344,15 @@ def twin_of(model: nn.Module, instead: Mapping[int, Tensor]) -> nn.Module:
     Raises:
         CaptureError: ``model`` holds something that can't be copied.
     """
-    memo: dict[int, Any] = {**own_parameters(model)}
+    own: dict[int, Any] = {**own_parameters(model)}
     for _, tensor in named_tensors(model):
         if not isinstance(tensor, nn.Parameter):
             copied = tensor.detach().clone().requires_grad_(tensor.is_leaf and tensor.requires_grad)
-            memo.setdefault(id(tensor), copied)
-    memo.update(instead)
+            own.setdefault(id(tensor), copied)
     try:
-        twin: nn.Module = copy.deepcopy(model, memo)
+        with with_closures(others_shared=True) as memo:
+            memo.update({**own, **instead})
+            twin: nn.Module = copy.deepcopy(model, memo)
     except Exception as error:  # whatever __deepcopy__ and __reduce__ raise
         raise CaptureError(
             f"{type(model).__name__} holds something that can't be copied ({type(error).__name__}: {error}), "
