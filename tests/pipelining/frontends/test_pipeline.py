@@ -20,8 +20,9 @@ from partita.errors import (
     PlanError,
     SignatureMismatch,
 )
-from partita.pipelining import SplitPoint, measure_units, pipe_split, pipeline
+from partita.pipelining import Schedule1F1B, SplitPoint, measure_units, pipe_split, pipeline
 from partita.planning import plan_stages
+from partita.runtime import Comm, InProcessWorld
 
 
 def _example(case: Case) -> tuple[nn.Module, tuple[object, ...]]:
@@ -67,6 +68,28 @@ def test_a_function_that_holds_the_model_is_that_of_the_copy_in_a_copy(frontend:
     for each in (uncut, pipe):
         each(tokens).square().sum().backward()
     assert_equal(*({name: it.grad for name, it in each.named_parameters()} for each in (model, uncut)))
+
+
+@pytest.mark.parametrize("frontend", ["export", "modules"])
+def test_a_function_that_holds_the_model_uses_the_weights_of_its_stage(frontend: Any) -> None:
+    """By modules it used those of the model, in which no stage's gradients arrive."""
+    model, tokens, target = TiedByALambda(), torch.randint(7, (4, 3)), torch.randint(7, (4, 3))
+    uncut = TiedByALambda()
+    uncut.load_state_dict(model.state_dict())
+    pipe = pipeline(model, (tokens[:2],), split_spec={"last": SplitPoint.BEGINNING}, frontend=frontend)
+
+    def loss_fn(logits: Tensor, wanted: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+
+    def rank(comm: Comm) -> dict[str, Tensor | None]:
+        stage = copy.deepcopy(pipe).build_stage(comm.rank, comm=comm)
+        Schedule1F1B(stage, 2, loss_fn).step(tokens, target=target)
+        return {name: it.grad for name, it in stage.module.named_parameters()}
+
+    first, last = InProcessWorld(2).run(rank)
+    for sample, wanted in zip(tokens.chunk(2), target.chunk(2), strict=True):
+        (loss_fn(uncut(sample), wanted) / 2).backward()
+    assert_equal(last | first, {name: it.grad for name, it in uncut.named_parameters()})
 
 
 @pytest.mark.parametrize("case", [*CASES], ids=lambda case: case.name)
