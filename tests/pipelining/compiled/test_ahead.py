@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -174,13 +175,15 @@ def test_a_stage_that_is_refused_warns_once_and_runs_as_it_is() -> None:
     assert all(torch.equal(output, functional.linear(x, module.weight, module.bias)) for output in outputs)
 
 
-def _meets_while_it_compiles(comm: Comm) -> list[str]:
+def _meets_while_it_compiles(comm: Comm, path: str) -> list[str]:
     torch.set_num_threads(1)
+    store = dist.FileStore(path, 2)
     events = ["cut"]
 
     def compiler(gm: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         if events[-1] == "step":
-            dist.monitored_barrier(timeout=timedelta(seconds=20))
+            store.set(f"rank {comm.rank}", "compiles")
+            store.wait([f"rank {1 - comm.rank}"], timedelta(seconds=15))
             events.append("met")
         return gm.forward
 
@@ -191,9 +194,9 @@ def _meets_while_it_compiles(comm: Comm) -> list[str]:
     return events
 
 
-def test_all_ranks_compile_at_the_same_time() -> None:
+def test_all_ranks_compile_at_the_same_time(tmp_path: Path) -> None:
     """Each waits in its compiler for the other one's: where one compiled when the other's values came, they
     would wait for ever.
     """
-    ends = endings(2, _meets_while_it_compiles)
+    ends = endings(2, _meets_while_it_compiles, str(tmp_path / "store"))
     assert [(ending.error, ending.result) for ending in ends] == [(None, ["cut", "step", "met"])] * 2
