@@ -2,19 +2,17 @@
 
 ``partita bench compiled-pipeline``. The middle stage of three equal ones, uncompiled and compiled, in turn:
 F and B of one microbatch, F, I and W of another. W's share is W / (I + W). Bytes are those that are alive
-between I and W and were not there before F. Then the time to compile a first step of one stage and of eight
-equal ones, in new processes, with torch's caches empty, and once more with them full.
+between I and W and were not there before F. Then the time to compile and run a first step of one stage, and
+of eight equal ones on two ranks, in new processes, with torch's caches empty, and once more with them full.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,9 +25,12 @@ from torch.autograd.graph import GradientEdge
 from torch.nn import functional
 
 from benchmarks.harness import MIN_ROUNDS, Ratio, in_turn, ratio, write_json
-from partita.pipelining import SplitPoint, pipeline
+from benchmarks.ranks import on_ranks, timed
+from partita.pipelining import ScheduleInterleavedZeroBubble, SplitPoint, pipeline
 from partita.pipelining.stages.stage import Stage
-from partita.runtime import InProcessWorld
+from partita.runtime import InProcessWorld, ProcessGroupComm
+
+_LIMIT_S = 300.0
 
 __all__ = ["KINDS", "CompileTime", "ShareRow", "main", "middle_stage", "stage_passes"]
 
@@ -146,13 +147,15 @@ class ShareRow:
 
 @dataclass(frozen=True)
 class CompileTime:
-    """Seconds until a first step has ended, in a new process.
+    """Seconds until a first step has ended, in new processes.
 
     Attributes:
-        stages: how many equal stages there are.
+        ranks: how many processes there are.
+        stages: how many equal stages they have.
         cached: whether torch's caches on disk are from a run before.
     """
 
+    ranks: int
     stages: int
     cached: bool
     seconds: float
@@ -188,7 +191,7 @@ def main(
         first = {one.stages: one.seconds for one in times if not one.cached}
         again = {one.stages: one.seconds for one in times if one.cached}
         console.print(
-            f"compiling 8 equal stages: {first[8] / first[1]:.2f} x one; "
+            f"compiling 8 equal stages on 2 ranks: {first[8] / first[1]:.2f} x one; "
             f"once more: {again[8] / first[8]:.2f} x"
         )
         rows += times
@@ -322,45 +325,44 @@ def _saved(node: Any) -> Iterator[Tensor]:
                 yield from (one for one in values if isinstance(one, Tensor))
 
 
-_SCRIPT = """
-import sys, time
-import torch
-from torch import nn
-from benchmarks.compiled_pipeline import KINDS
-from partita.pipelining import SplitPoint, pipeline
-from partita.runtime import InProcessWorld
-torch.set_num_threads(1)
-count, width = int(sys.argv[1]), 64
-make, example = KINDS["GPT"]
-x = example(width)
-cuts = {str(number): SplitPoint.END for number in range(count + 1)}
-model = nn.Sequential(nn.Linear(width, width), *(make(width) for _ in range(count)), nn.Linear(width, width))
-pipe = pipeline(model, (x,), split_spec=cuts, prove=False)
-(comm,) = InProcessWorld(1).run(lambda comm: comm)
-start = time.perf_counter()
-for index in range(1, count + 1):
-    stage = pipe.build_stage(index, comm=comm)
-    stage.compile("inductor")
-    (name,), (output,) = stage.border.inputs, stage.border.outputs
-    stage.forward(0, {name: x.detach().requires_grad_()}, train=True)
-    stage.backward_input(0, {output: torch.ones_like(x)})
-    stage.backward_weight(0)
-print(time.perf_counter() - start)
-"""
-
-
 def _compile_times() -> list[CompileTime]:
     times = []
-    for stages in (1, 8):
-        with tempfile.TemporaryDirectory() as cache:
+    for ranks, stages in ((1, 1), (2, 8)):
+        with tempfile.TemporaryDirectory() as cache, _environment(TORCHINDUCTOR_CACHE_DIR=cache):
             for cached in (False, True):
-                done = subprocess.run(
-                    [sys.executable, "-c", _SCRIPT, str(stages)],
-                    env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache, "OMP_NUM_THREADS": "1"},
-                    cwd=Path(__file__).parents[1],
-                    capture_output=True,
-                    text=True,
-                    check=True,
-                )
-                times.append(CompileTime(stages, cached, float(done.stdout.split()[-1])))
+                seconds = on_ranks(ranks, _LIMIT_S, _first_step, stages)
+                times.append(CompileTime(ranks, stages, cached, seconds))
     return times
+
+
+@contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """Let processes that are started in a block have these variables."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _first_step(comm: ProcessGroupComm, count: int) -> float:
+    """Seconds from where stages are told to compile to the end of their first step."""
+    width = 64
+    torch.manual_seed(0)
+    make, example = KINDS["GPT"]
+    x = example(width).requires_grad_()  # so that the first stage is equal to the others
+    cuts = {str(number): SplitPoint.END for number in range(count - 1)}
+    pipe = pipeline(nn.Sequential(*(make(width) for _ in range(count))), (x,), split_spec=cuts, prove=False)
+    stages = [pipe.build_stage(index, comm=comm) for index in range(comm.rank, count, comm.size)]
+    microbatches = 2 * comm.size
+    batch = x.detach().repeat(microbatches, 1, 1).requires_grad_()
+
+    def step() -> None:
+        for stage in stages:
+            stage.compile("inductor")
+        schedule = ScheduleInterleavedZeroBubble(stages, microbatches, functional.mse_loss)
+        schedule.step(batch, target=torch.zeros_like(batch))
+
+    return timed(comm, step)
