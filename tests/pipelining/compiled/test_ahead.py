@@ -92,6 +92,12 @@ def test_all_that_a_step_runs_is_compiled_before_its_first_action(
     _assert_compiled_first(events)
 
 
+def test_so_is_what_is_recomputed(events: Events) -> None:
+    pipe = cut(TRANSFORMER, 4, compile=_noting(events), recompute=True)
+    piped(pipe, TRANSFORMER, get_schedule_class("ZBVZeroBubble"), 4, v_placement(4, 2), _one_step)
+    _assert_compiled_first(events)
+
+
 @pytest.mark.parametrize("stages", [2, 4])
 def test_a_gradient_arrives_for_the_loss_and_for_what_later_stages_compute_with(
     stages: int, events: Events

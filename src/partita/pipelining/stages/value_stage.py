@@ -104,7 +104,7 @@ class ValueStage(Stage):
         if key in self._compiled_ahead:
             return
         self._compiled_ahead.add(key)
-        is_plain = self.module is self._inner and not self.recompute and self.dw_builder is None
+        is_plain = self.module is self._inner and self.dw_builder is None
         if not is_plain or gradient_reduction(self._inner) is not None:
             return
         leaves, takes = {}, dict(self._takes)
