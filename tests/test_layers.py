@@ -98,7 +98,8 @@ ROOMS = {
         ("main",),
     ),
     "pipelining": (
-        ("interface", "frontends.cuts"),
+        ("interface",),
+        ("frontends.cuts",),
         ("recompute",),
         ("compiled",),
         ("stages",),

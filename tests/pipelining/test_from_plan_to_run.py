@@ -68,6 +68,16 @@ def test_a_model_is_cut_placed_and_run_by_a_search(options: dict[str, Any]) -> N
     assert_same(run(pipe), uncut(CASE))
 
 
+@pytest.mark.parametrize(
+    "how", [{"plan": "auto", "cluster": Cluster(2)}, {"stages": 3}], ids=["auto", "stages"]
+)
+def test_one_sum_of_tied_gradients_can_be_planned_for(how: dict[str, Any]) -> None:
+    """The advice of an error ("with one sum a step it would fit") had no option to follow it by."""
+    pipe = cut(**how, tied_gradients="reduced")
+    assert pipe.plan is not None
+    assert pipe.plan.tied_gradients == "reduced"
+
+
 def test_a_plan_says_what_becomes_of_tied_gradients_and_an_option_overrules_it() -> None:
     """Planned with ``--tied-gradients reduced``, the step sent them with each microbatch all the same."""
     pipe = cut(plan=Plan.from_json(replace(plan(schedule="1F1B"), tied_gradients="reduced").to_json()))
@@ -140,6 +150,11 @@ def wider() -> Plan:
 
 REFUSED: list[tuple[Callable[[], dict[str, Any]], type[Exception], str]] = [
     (lambda: {"plan": "best"}, ArgumentError, r"plan is 'best': give a Plan .* or 'auto'"),
+    (
+        lambda: {"stages": 2, "tied_gradients": "both"},
+        ArgumentError,
+        "tied_gradients is 'both': give exact or",
+    ),
     (lambda: {"plan": "auto"}, ArgumentError, r"for how many ranks: initialise torch\.distributed .*Cluster"),
     (lambda: {"plan": "auto", "stages": 2}, ArgumentError, "pipeline got stages and plan: give one"),
     (

@@ -53,6 +53,7 @@ from partita.pipelining.frontends.modules.frontend import cut_modules
 from partita.pipelining.frontends.pipe import Pipe
 from partita.pipelining.interface.compile_options import CompileArgument, CompileOptions, compile_options
 from partita.pipelining.interface.loss import LossSpec
+from partita.pipelining.interface.routes import TiedGradients
 from partita.pipelining.interface.two_modes import ModeCut, TwoModes
 from partita.pipelining.measuring.link_times import links_between
 from partita.pipelining.stages.original_model import OriginalModel
@@ -78,6 +79,7 @@ def pipeline(
     schedule: str | None = None,
     microbatches: int = 8,
     memory_limit: int | str | None = None,
+    tied_gradients: TiedGradients = "exact",
     loss_spec: LossSpec | None = None,
     multi_use_param_spec: MultiUseParamSpec = MultiUseParameterConfig.REPLICATE,
     dynamic_shapes: Any = None,
@@ -113,6 +115,8 @@ def pipeline(
         schedule: the schedule that is planned for; without it 1F1B, and with ``plan="auto"`` any.
         microbatches: the number of microbatches that is planned for.
         memory_limit: what a rank may hold, in bytes or as text (``"80GB"``).
+        tied_gradients: what the schedule that is planned for does with gradients of parameters that several
+            stages hold, as `PipelineSchedule` takes it; `Pipe.schedule` follows.
         loss_spec: a tree like the model's output with True at the loss, where the model returns it: then a
             call of the pipe runs the backward pass too, and schedules need no ``loss_fn``. Without it a call
             of the pipe does what the model does, and schedules without a ``loss_fn`` take what the model's
@@ -166,7 +170,16 @@ def pipeline(
     limit = None if memory_limit is None else read_bytes(memory_limit, "memory_limit")
     compiled_with = compile_options(compile)
     compiled = compiled_with is not None
-    request = PlanRequest(stages, plan, cluster, schedule, microbatches, limit, compiled=compiled)
+    request = PlanRequest(
+        stages,
+        plan,
+        cluster,
+        schedule,
+        microbatches,
+        limit,
+        compiled=compiled,
+        tied_gradients=tied_gradients,
+    )
     if frontend == "modules":
         others = {
             "multi_use_param_spec": multi_use_param_spec is not MultiUseParameterConfig.REPLICATE,

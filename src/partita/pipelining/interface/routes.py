@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from partita._torch.export.signature import Signature
 from partita.capture.open_sizes.sizes import Size, Sizes, Symbol, sizes_of
@@ -27,11 +27,16 @@ __all__ = [
     "Routes",
     "StageBorder",
     "Tied",
+    "TiedGradients",
     "make_routes",
 ]
 
 TRAILER = ""
 """The name of a message's trailer among the tags (see ``layout``)."""
+
+TiedGradients: TypeAlias = Literal["exact", "reduced"]
+"""Whether the gradient of a parameter that several stages hold travels with each microbatch, and is bit for
+bit that of the uncut model, or is summed once a step."""
 
 _MOST_CACHED = 256
 """For how many combinations of sizes routes are cached."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from partita.capture.proving.autocasts import current_autocast
 from partita.errors import ScheduleError, SignatureMismatch
-from partita.pipelining.interface.routes import Routes
+from partita.pipelining.interface.routes import Routes, TiedGradients
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.stages.step_count import StepCount
 from partita.pipelining.steps.loss_weights import LossWeights, check_targets, step_weights
@@ -27,7 +27,7 @@ from partita.pipelining.steps.running.actions import Actions
 from partita.pipelining.steps.running.custom_functions import PipelineContext
 from partita.pipelining.steps.running.executor import Executor, StepInputs
 from partita.pipelining.tied.tied_parameters import TiedParameters
-from partita.pipelining.tied.tied_sum import TiedGradients, with_chains
+from partita.pipelining.tied.tied_sum import with_chains
 from partita.planning import Schedule, get_schedule
 from partita.runtime import NULL_TRACER, Comm, ProcessGroupComm, Recorder, merge
 from partita.runtime.failures.thread_activity import doing

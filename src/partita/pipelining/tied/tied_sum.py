@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +27,7 @@ from partita.pipelining.tied.equal_copies import local_tensor, other_values, sam
 from partita.runtime import Comm, wait_all
 from partita.runtime.weight_sample import samples_differ
 
-__all__ = ["TiedGradients", "TiedSums", "with_chains"]
-
-TiedGradients = Literal["exact", "reduced"]
+__all__ = ["TiedSums", "with_chains"]
 
 
 def with_chains(routes: Routes, chained: bool) -> Routes:

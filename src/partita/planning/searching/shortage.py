@@ -73,7 +73,10 @@ def _in_words(what: str, value: Any) -> str:
     if what == "microbatches":
         return f"{value} microbatches of the same size"
     if what == "tied_gradients":
-        return "one sum a step of the gradients of tied weights (reduced_tied_gradients(costs))"
+        return (
+            "one sum a step of the gradients of tied weights (pipeline(tied_gradients='reduced'), or "
+            "reduced_tied_gradients(costs) here)"
+        )
     if what == "parameter_copies":
         return f"parameter_copies={value:g} (a leaner optimizer)"
     return f"{value} {what}" if what in ("ranks", "stages") else f"{what}={value}"

@@ -10,7 +10,16 @@ from typing import Literal
 import torch.distributed as dist
 
 from partita.errors import ArgumentError, InfeasiblePlan, PlanError
-from partita.planning import Cluster, CostModel, Plan, plan_stages, search, stage_costs
+from partita.pipelining.interface.routes import TiedGradients
+from partita.planning import (
+    Cluster,
+    CostModel,
+    Plan,
+    plan_stages,
+    reduced_tied_gradients,
+    search,
+    stage_costs,
+)
 from partita.planning.generators.plan_schedule import schedule_of
 from partita.planning.searching.stages import count_of_units, too_many_stages
 from partita.planning.simulating.simulate import peak_bytes
@@ -37,6 +46,7 @@ class PlanRequest:
         microbatches: how many a step has.
         memory_limit: the bytes that a rank may hold.
         compiled: whether the stages will be compiled, equal ones once.
+        tied_gradients: what the schedule will do with gradients of tied parameters.
     """
 
     stages: int | None
@@ -46,6 +56,7 @@ class PlanRequest:
     microbatches: int
     memory_limit: int | None = None
     compiled: bool = False
+    tied_gradients: TiedGradients = "exact"
 
     def __post_init__(self) -> None:
         if not (self.plan is None or isinstance(self.plan, Plan) or self.plan == "auto"):
@@ -53,6 +64,8 @@ class PlanRequest:
                 f"plan is {self.plan!r:.40}: give a Plan of partita.planning (Plan.from_json reads one), or "
                 "'auto'"
             )
+        if self.tied_gradients not in ("exact", "reduced"):
+            raise ArgumentError(f"tied_gradients is {self.tied_gradients!r:.40}: give exact or reduced")
         self.check()  # before the model is captured
 
     @property
@@ -153,6 +166,8 @@ class PlanRequest:
 
     def _planned(self, costs: CostModel, cluster: Cluster | None, *, whole_stages: bool) -> Plan:
         for_equal_stages = _FOR_EQUAL_STAGES if self.compiled else None
+        if self.tied_gradients == "reduced":
+            costs = reduced_tied_gradients(costs)
         if self.plan == "auto":
             assert cluster is not None
             candidates = search(
