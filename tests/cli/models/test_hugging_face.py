@@ -141,6 +141,16 @@ def test_images_are_as_large_as_the_part_of_the_model_that_sees_them_takes(tmp_p
     assert list(build(config_json=path, batch=2).kwargs["pixel_values"].shape) == [2, 1, 64, 64]
 
 
+def test_a_model_whose_code_lies_elsewhere_is_named_by_its_architecture(tmp_path: Path) -> None:
+    """Kimi K2's configuration brings code of its own, and its architecture is DeepSeek V3's."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"]}))
+    with pytest.raises(
+        UsageError, match=r"DeepseekV3ForCausalLM, which is that of --model-type deepseek_v3$"
+    ):
+        build(config_json=path)
+
+
 def test_on_the_cpu_it_runs() -> None:
     built = build("cpu", place="llama", settings=LLAMA, sequence=4, dtype="float32")
     assert torch.isfinite(built.model(**built.kwargs).loss)

@@ -125,7 +125,7 @@ def read_config(transformers: ModuleType, model: HuggingFaceModel) -> Any:
             raise UsageError(
                 f"transformers can't make a {model_type} configuration: {_cause(error)}"
             ) from error
-        raise _no_such_type(transformers, model_type) from error
+        raise _no_such_type(transformers, model_type, values.get("architectures")) from error
     settings = parse_settings(model.settings)
     for name in settings:
         first = name.partition(".")[0]
@@ -192,9 +192,18 @@ def _read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def _no_such_type(transformers: ModuleType, model_type: str) -> UsageError:
+def _no_such_type(transformers: ModuleType, model_type: str, architectures: Any) -> UsageError:
+    """The error; of a file whose code is not in transformers, with the type whose classes it names."""
     near = difflib.get_close_matches(model_type, transformers.CONFIG_MAPPING, 3)
     hint = f"; near are {', '.join(near)}" if near else ""
+    named = architectures if isinstance(architectures, list) else []
+    for name, classes in vars(import_module("transformers.models.auto.modeling_auto")).items():
+        if not name.endswith("_MAPPING_NAMES"):
+            continue
+        types = [one for one, class_name in classes.items() if class_name in named]
+        if types:
+            hint = f"; its architectures name {classes[types[0]]}, which is that of --model-type {types[0]}"
+            break
     return UsageError(
         f"there is no model type {model_type!r} in transformers {transformers.__version__}{hint}"
     )
