@@ -1,11 +1,11 @@
-"""Compiled functions run as they were written while any thread asks for it, and are compiled afterwards."""
+"""Functions run as they were written while any thread asks for it, and can be stopped before they run."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from partita._torch.compile.eager_stance import nothing_compiled
+from partita._torch.compile.eager_stance import nothing_compiled, when_traced
 
 
 def compiles() -> bool:
@@ -43,3 +43,25 @@ def test_an_error_turns_the_compiler_on_again() -> None:
     with pytest.raises(ValueError, match="inside"), nothing_compiled():
         raise ValueError("inside")
     assert compiles()
+
+
+class Stopped(BaseException):
+    pass
+
+
+def test_a_traced_function_can_be_stopped_before_it_does_anything_to_objects() -> None:
+    seen: list[int] = []
+
+    def notes(x: torch.Tensor) -> torch.Tensor:
+        seen.append(len(x))
+        return x
+
+    def stop() -> None:
+        raise Stopped
+
+    run = torch.compile(notes, backend="eager", fullgraph=True)
+    with pytest.raises(Stopped), when_traced(stop):
+        run(torch.ones(2))
+    assert not seen
+    run(torch.ones(2))
+    assert seen == [2]

@@ -28,6 +28,7 @@ from partita.pipelining import (
     get_schedule_class,
     pipeline,
 )
+from partita.pipelining.schedules import CustomSchedule
 from partita.pipelining.steps.running.instructions import Forward
 from partita.planning import ActionKind, v_placement
 from partita.runtime import Comm, InProcessWorld
@@ -154,6 +155,62 @@ def test_nothing_has_run_and_nothing_is_written() -> None:
     assert all(torch.equal(left, right) for left, right in zip(before, after, strict=True))
     assert all(parameter.grad is None for parameter in stage.module.parameters())
     assert not stage.in_flight
+
+
+class Notes(nn.Module):
+    """Computes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(len(x))
+        return x
+
+
+def _steps(modules: Sequence[nn.Module]) -> None:
+    def body(comm: Comm) -> None:
+        stage = PipelineStage(modules[comm.rank], comm.rank, len(modules), torch.device("cpu"), comm=comm)
+        stage.compile("aot_eager")
+        x = torch.randn(4, WIDTH)
+        schedule = ScheduleGPipe(stage, 2, functional.mse_loss)
+        schedule.step(*(x,) * stage.is_first, target=x if stage.is_last else None)
+
+    InProcessWorld(len(modules)).run(body)
+
+
+def test_a_stage_that_computes_nothing_does_what_it_does_to_objects_once_a_microbatch() -> None:
+    """No backend is called for it, and it ran ahead of the step too: its list was one too long."""
+    notes = Notes()
+    _steps([notes, nn.Linear(WIDTH, WIDTH)])
+    assert notes.seen == [2, 2]
+
+
+class Takes(nn.Linear):
+    def forward(self, x: Tensor, factor: Tensor) -> Tensor:
+        return super().forward(x) * factor
+
+
+def test_what_hooks_call_a_stage_with_is_not_guessed() -> None:
+    """A step with such a stage raised a TypeError: the stage was called without the hook."""
+    takes = Takes(WIDTH, WIDTH)
+    takes.register_forward_pre_hook(lambda _, args: (*args, torch.ones(())))
+    _steps([nn.Linear(WIDTH, WIDTH), takes])
+    assert takes.weight.grad is not None
+
+
+def test_passes_that_run_together_are_compiled_ahead_too(events: Events) -> None:
+    pipe = cut(PLAIN, 2, compile=_noting(events))
+    text = "0F0,0F1,,,0B0,0B1\n,1F0,(1F1;1B0)OVERLAP_F_B,1I1,1W1\n"
+
+    def body(comm: Comm) -> None:
+        args, _, target = PLAIN.data(4)
+        stages = [pipe.build_stage(comm.rank, comm=comm)]
+        CustomSchedule(stages, text, PLAIN.loss).step(*args, target=target)
+
+    InProcessWorld(2).run(body)
+    _assert_compiled_first(events)
 
 
 class Breaks(nn.Linear):

@@ -1,14 +1,16 @@
-"""Compiled functions that run as they were written, for as long as any thread asks for it."""
+"""When functions of ``torch.compile`` run as they were written, and when what was compiled begins to run."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from types import CodeType
 
 import torch
 
-__all__ = ["compiles_what_it_is_given", "nothing_compiled"]
+__all__ = ["compiles_what_it_is_given", "nothing_compiled", "when_traced"]
 
 
 class _Switch:
@@ -58,3 +60,37 @@ def compiles_what_it_is_given() -> bool:
     stance = eval_frame._stance
     by_itself = stance.stance == "default" and stance.backend is None
     return by_itself and not config.disable and not config.suppress_errors
+
+
+class _Watch(threading.local):
+    traced: Callable[[], None] | None = None
+
+
+_watch = _Watch()
+
+
+@contextmanager
+def when_traced(traced: Callable[[], None]) -> Iterator[None]:
+    """In a block, call ``traced`` when Dynamo has traced a function in this thread, before that runs. Where
+    nothing is left to compute no backend is called, and what the function does to Python's objects is done
+    all the same. What ``traced`` raises is raised by the call of the function, of which nothing is kept then.
+    """
+    _register_watch()
+    _watch.traced = traced
+    try:
+        yield
+    finally:
+        _watch.traced = None
+
+
+@cache
+def _register_watch() -> None:
+    """For all threads, and for good: those of other threads may go through the hooks at any time."""
+    from torch._dynamo.convert_frame import register_bytecode_hook
+
+    register_bytecode_hook(_call_watch)
+
+
+def _call_watch(code: CodeType, new_code: CodeType) -> None:  # noqa: ARG001 - as Dynamo calls it
+    if _watch.traced is not None:
+        _watch.traced()

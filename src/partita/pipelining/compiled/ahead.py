@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import torch
 
+from partita._torch.compile.eager_stance import when_traced
 from partita.pipelining.compiled.backward_runner import BackwardRunner
 
 __all__ = ["AheadOfStep", "CompiledAhead", "ahead_now", "compiling_ahead"]
@@ -36,32 +37,34 @@ class AheadOfStep:
     """What a stage will be asked for.
 
     Attributes:
-        trains: whether there are backward passes.
         whole: whether any backward pass is whole (B).
         halves: whether any is in halves (I, then W).
         missing: for each output that depends on what is trained whether no gradient arrives for it; None:
             one does, and if there are several such outputs, nobody knows for which.
         early_state: the numbers of the arguments that are state, and whose gradients I computes too.
-        early_inputs: set when the forward graph is compiled: the positions of its inputs that I computes
-            gradients of.
+        early_inputs: set when the forward graph is compiled, None before: the positions of its inputs that I
+            computes gradients of.
         runners: likewise, of the backward graphs.
     """
 
-    trains: bool
     whole: bool = False
     halves: bool = False
     missing: tuple[bool, ...] | None = None
     early_state: frozenset[int] = frozenset()
-    early_inputs: frozenset[int] = frozenset()
+    early_inputs: frozenset[int] | None = None
     runners: list[BackwardRunner] = field(default_factory=list)
 
     def compile_backward(self) -> None:
         """Compile the backward graphs."""
+        early_inputs = self.early_inputs or ()
         with torch.no_grad():  # as autograd runs them
             for runner in self.runners:
-                runner.compile(
-                    self.early_inputs, self.missing or (False,), whole=self.whole, halves=self.halves
-                )
+                runner.compile(early_inputs, self.missing or (False,), whole=self.whole, halves=self.halves)
+
+    def stop_without_graph(self) -> None:
+        """Raise `CompiledAhead` where there is nothing to compute, and so nothing that would."""
+        if self.early_inputs is None:
+            raise CompiledAhead
 
 
 class _Now(threading.local):
@@ -81,8 +84,7 @@ def compiling_ahead(step: AheadOfStep) -> Iterator[None]:
     """Only compile what is called in a block: the block ends at the first call."""
     _now.step = step
     try:
-        yield
-    except CompiledAhead:
-        pass
+        with suppress(CompiledAhead), when_traced(step.stop_without_graph):
+            yield
     finally:
         _now.step = None

@@ -133,7 +133,7 @@ class CompiledForward:
     def compile_ahead(
         self, step: AheadOfStep, early: Collection[nn.Parameter], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> None:
-        """Compile what a step will run, and run nothing.
+        """Compile what a step will run, and run nothing. Where that fails, the first call decides.
 
         Args:
             early: the parameters whose gradients I computes.
@@ -143,25 +143,17 @@ class CompiledForward:
         if self.refused or self.hooked or modes_active() or not compiles_what_it_is_given():
             return
         before = hooks_made()
-        try:
-            entry = self._entry()
-            if entry.conditions is not None:  # they are read from the values
-                return
-            ids = {id(parameter) for parameter in early}
-            numbers = (number for number, (table, name) in enumerate(entry.slots) if id(table[name]) in ids)
-            step.early_state = frozenset(numbers)
-            with compiling_ahead(step):
-                self._first_run(entry, tuple(args), kwargs)
-            entry.ran = True
-            step.compile_backward()
-            if self._is_graph:
-                forget_hooks(before)
-        except Exception as error:
-            if not is_refusal(error):
-                raise
-            self.refused = refusal_text(error)
-            self._entries.clear()
-            self._warn(self.refused)
+        entry = self._entry()
+        if entry.conditions is not None:  # they are read from the values
+            return
+        ids = {id(parameter) for parameter in early}
+        numbers = (number for number, (table, name) in enumerate(entry.slots) if id(table[name]) in ids)
+        step.early_state = frozenset(numbers)
+        with compiling_ahead(step):
+            self._first_run(entry, tuple(args), kwargs)
+        step.compile_backward()
+        if self._is_graph:
+            forget_hooks(before)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.refused or self.hooked or modes_active():

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from partita._torch.modules.contents import forward_hooks
 from partita.errors import SignatureMismatch
 from partita.pipelining.compiled.ahead import AheadOfStep
 from partita.pipelining.compiled.compiled_forward import CompiledForward
@@ -107,14 +109,28 @@ class ValueStage(Stage):
         is_plain = self.module is self._inner and self.dw_builder is None
         if not is_plain or gradient_reduction(self._inner) is not None:
             return
+        if next(forward_hooks(self._inner), None) is not None:  # they may call it with something else
+            return
+        with suppress(Exception):  # that of a wrong guess; any other one comes again when the stage runs
+            self._compile_ahead(compiled, arguments, names, kinds)
+
+    def _compile_ahead(
+        self,
+        compiled: CompiledForward,
+        arguments: Mapping[str, Tensor],
+        names: Sequence[str],
+        kinds: Collection[ActionKind],
+    ) -> None:
+        values, train = self._crossing.values, ActionKind.B in kinds or ActionKind.I in kinds
         leaves, takes = {}, dict(self._takes)
         for name in names:
             value = arguments[name] if name in arguments else self._like_sent(values[name])
             if value is None:
                 return
             leaves[name] = self._leaf(name, value, takes[name], train=train)
-        step = AheadOfStep(train, ActionKind.B in kinds, ActionKind.I in kinds, self._missing_gradients())
-        args, kwargs = self._arguments(self._inputs(leaves, numbers))
+        missing = self._missing_gradients() if train else None
+        step = AheadOfStep(ActionKind.B in kinds, ActionKind.I in kinds, missing)
+        args, kwargs = self._arguments(self._inputs(leaves, self._crossing.numbers))
         compiled.compile_ahead(step, self._tied.owned_by_others(self._inner), args, dict(kwargs))
 
     def _like_sent(self, value: Value) -> Tensor | None:

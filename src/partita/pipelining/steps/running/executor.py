@@ -54,9 +54,9 @@ class Executor:
         self.comm = comm
         self.train = schedule.has_backward
         self._stages = tuple(stages.values())
-        actions = schedule.actions(comm.rank)
+        passes = [part for rank, part in schedule.passes() if rank == comm.rank]
         self._kinds = {
-            stage.index: frozenset(action.kind for action in actions if action.stage == stage.index)
+            stage.index: frozenset(part.kind for part in passes if part.stage == stage.index)
             for stage in self._stages
         }
         ahead = 0 if defer_receives else AHEAD
