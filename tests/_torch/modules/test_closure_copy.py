@@ -102,3 +102,15 @@ def test_a_copy_within_a_larger_one_enters_what_it_has_copied() -> None:
     assert (twin.relu, twin.other()) == (module.relu, other)
     assert copy.deepcopy([module], memo)[0] is twin
     assert not [key for key in memo if isinstance(key, str)]
+
+
+def test_a_larger_copy_goes_on_as_it_began() -> None:
+    """The memo of the copy within it was another dict, and what that one kept alive stayed under its
+    identity: a dict that came to lie there was this list in the larger copy.
+    """
+    memo: dict[Any, Any] = {}
+    with with_closures(memo, others_shared=True) as own:
+        copy.deepcopy([nn.Linear(2, 2)], own)
+    kept_alive = memo.pop(id(memo))
+    assert kept_alive
+    assert not [key for key, value in memo.items() if value is kept_alive]

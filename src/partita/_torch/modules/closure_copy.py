@@ -54,8 +54,11 @@ def with_closures(within: Memo | None = None, *, others_shared: bool = False) ->
     True
     """
     waiting: list[Callable[[], None]] = []
-    own: Memo = {_WAITING: waiting, _SHARED: others_shared}
-    memo: Memo = {**(within or {}), **own}
+    # Not a copy of the larger memo: deepcopy lists what it keeps alive under its memo's own identity, which
+    # another object may have as soon as that copy is gone.
+    memo: Memo = {} if within is None else within
+    larger = {key: memo[key] for key in (_WAITING, _SHARED) if key in memo}
+    memo.update({_WAITING: waiting, _SHARED: others_shared})
     dispatch: dict[type, Any] = copy._deepcopy_dispatch  # type: ignore[attr-defined]
     with _LOCK:
         before = dispatch[FunctionType]
@@ -64,9 +67,10 @@ def with_closures(within: Memo | None = None, *, others_shared: bool = False) ->
             yield memo
             for fill in waiting:  # grows meanwhile
                 fill()
-            if within is not None:
-                within.update({key: value for key, value in memo.items() if key not in own})
         finally:
+            for key in (_WAITING, _SHARED):
+                memo.pop(key, None)
+            memo.update(larger)
             dispatch[FunctionType] = before
 
 
