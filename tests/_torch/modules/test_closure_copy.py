@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import weakref
 from typing import Any
 
 import torch
@@ -114,3 +115,21 @@ def test_a_larger_copy_goes_on_as_it_began() -> None:
     kept_alive = memo.pop(id(memo))
     assert kept_alive
     assert not [key for key, value in memo.items() if value is kept_alive]
+
+
+def test_cached_functions_and_weak_references_lead_to_the_copy() -> None:
+    """They led to the original: proofs left gradients in the parameters of the user's own model."""
+    module, layer, log = Counted(), nn.Linear(2, 2), object()
+    reference = weakref.ref(module)
+    module.cached = functools.lru_cache(maxsize=3)(lambda: module)
+    module.method = functools.cache(module.extra_repr)
+    module.weak, module.through = reference, lambda: reference()
+    module.other = functools.cache(lambda: log)
+    module.of_layer, module.layer = functools.cache(layer.extra_repr), layer
+    twin = _twin(module)
+    assert twin.of_layer.__wrapped__.__self__ is twin.layer is not layer
+    assert twin.cached() is twin.weak() is twin.through() is twin
+    assert twin.cached.cache_parameters()["maxsize"] == 3
+    assert twin.method.__wrapped__.__self__ is twin
+    assert twin.other() is log
+    assert module.cached() is module.weak() is module

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import copy
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from types import CellType, FunctionType, MethodType
 from typing import Any
 
@@ -30,6 +31,7 @@ Memo = dict[Any, Any]
 _WAITING = "partita: functions that wait for the copies of what they hold"
 _SHARED = "partita: whether what does not belong to what is copied is shared"
 _LOCK = threading.RLock()
+_CACHED: Any = type(lru_cache(len))
 _PRIMITIVES = (type(None), bool, int, float, complex, str, bytes, type)
 
 
@@ -60,9 +62,10 @@ def with_closures(within: Memo | None = None, *, others_shared: bool = False) ->
     larger = {key: memo[key] for key in (_WAITING, _SHARED) if key in memo}
     memo.update({_WAITING: waiting, _SHARED: others_shared})
     dispatch: dict[type, Any] = copy._deepcopy_dispatch  # type: ignore[attr-defined]
+    ours: dict[type, Any] = {FunctionType: _copy_function, _CACHED: _copy_cached, weakref.ref: _copy_weak}
     with _LOCK:
-        before = dispatch[FunctionType]
-        dispatch[FunctionType] = _copy_function
+        before = {kind: dispatch.get(kind) for kind in ours}
+        dispatch.update(ours)
         try:
             yield memo
             for fill in waiting:  # grows meanwhile
@@ -71,7 +74,11 @@ def with_closures(within: Memo | None = None, *, others_shared: bool = False) ->
             for key in (_WAITING, _SHARED):
                 memo.pop(key, None)
             memo.update(larger)
-            dispatch[FunctionType] = before
+            for kind, copier in before.items():
+                if copier is None:
+                    del dispatch[kind]
+                else:
+                    dispatch[kind] = copier
 
 
 def _copy_function(function: FunctionType, memo: Memo) -> FunctionType:
@@ -100,6 +107,22 @@ def _copy_function(function: FunctionType, memo: Memo) -> FunctionType:
     return twin
 
 
+def _copy_cached(function: Any, memo: Memo) -> Any:
+    """The same with a function of ``functools.lru_cache`` or ``cache``; the copy's cache is empty."""
+    inside = function.__wrapped__
+    if _WAITING not in memo:
+        return function
+    of_module = isinstance(inside, MethodType) and isinstance(inside.__self__, nn.Module)
+    wrapped = copy.deepcopy(inside, memo) if of_module else _follow(inside, memo)
+    return function if wrapped is inside else lru_cache(**function.cache_parameters())(wrapped)
+
+
+def _copy_weak(reference: weakref.ref[Any], memo: Memo) -> weakref.ref[Any]:
+    """The same with a weak reference to what is being copied, such as from a layer to its model."""
+    twin = memo.get(id(reference()))
+    return reference if twin is None or _WAITING not in memo else weakref.ref(twin)
+
+
 def _leads_to_module(value: Any, seen: set[int]) -> bool:
     """Whether a module or a tensor can be reached."""
     if isinstance(value, (nn.Module, Tensor)):
@@ -112,6 +135,10 @@ def _leads_to_module(value: Any, seen: set[int]) -> bool:
         cells = [cell for cell in value.__closure__ or () if cell != CellType()]
         inside = [cell.cell_contents for cell in cells]
         inside += [value.__defaults__, value.__kwdefaults__, vars(value).get("__wrapped__")]
+    elif isinstance(value, _CACHED):
+        inside = (value.__wrapped__,)
+    elif isinstance(value, weakref.ref):
+        inside = (value(),)
     elif isinstance(value, MethodType):
         inside = (value.__self__,)
     elif type(value) is partial:
@@ -145,7 +172,7 @@ def _follow(value: Any, memo: Memo) -> Any:
         return memo[id(value)]
     if isinstance(value, (nn.Module, Tensor)):
         return value if memo[_SHARED] else copy.deepcopy(value, memo)
-    if isinstance(value, FunctionType):
+    if isinstance(value, (FunctionType, _CACHED, weakref.ref)):
         return copy.deepcopy(value, memo)
     if isinstance(value, MethodType):
         owner = _follow(value.__self__, memo)
