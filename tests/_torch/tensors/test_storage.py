@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from partita._torch.tensors.storage import WeakStorage, has_memory, storage_key
+from partita._torch.tensors.storage import WeakStorage, has_memory, same_bits, storage_key
 
 
 def test_a_view_has_the_key_of_its_base() -> None:
@@ -52,3 +52,12 @@ def test_fake_and_meta_tensors_have_no_memory() -> None:
     assert has_memory(torch.zeros(0))
     assert not has_memory(fake)
     assert not has_memory(torch.zeros(2, device="meta"))
+
+
+def test_bits_are_compared_with_kind_and_layout() -> None:
+    nan = torch.tensor([float("nan"), 0.0])
+    assert same_bits(nan, nan.clone())
+    assert not same_bits(nan, nan * -1)
+    assert not same_bits(torch.zeros(2), torch.zeros(2, dtype=torch.int32))
+    assert same_bits(torch.ones(2, 3).t(), torch.ones(3, 2))
+    assert not same_bits(torch.zeros(2, device="meta"), torch.zeros(2, device="meta"))

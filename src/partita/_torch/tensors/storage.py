@@ -13,6 +13,7 @@ __all__ = [
     "has_memory",
     "is_same_view",
     "on_one_memory",
+    "same_bits",
     "storage_key",
     "storage_of",
     "storage_span",
@@ -118,3 +119,16 @@ class WeakStorage:
         if storage is None:
             return None
         return torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
+
+
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors are of one kind and hold the same bits.
+
+    >>> same_bits(torch.zeros(2), torch.zeros(2)), same_bits(torch.zeros(2), -torch.zeros(2))
+    (True, False)
+    """
+    facts = [(side.dtype, side.shape, side.device, side.layout) for side in (left, right)]
+    if facts[0] != facts[1] or left.layout != torch.strided or not (has_memory(left) and has_memory(right)):
+        return False
+    bits = [side.detach().contiguous().reshape(-1).view(torch.uint8) for side in (left, right)]
+    return torch.equal(*bits)

@@ -13,14 +13,13 @@ from difflib import SequenceMatcher
 from itertools import zip_longest
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from partita._torch.export.signature import all_arguments, all_keywords
 from partita._torch.operators.schemas import is_in_place
-from partita._torch.tensors.storage import has_memory, storage_key
+from partita._torch.tensors.storage import same_bits, storage_key
 from partita.capture.open_sizes.sizes import Sizes
 from partita.capture.tracing.module_paths import module_calls
 from partita.errors import CaptureError
@@ -147,18 +146,10 @@ class _Kinds:
     def _number(self, constant: Tensor) -> int:
         """A number that is the same for constants of equal value: each trace creates its own."""
         for number, earlier in enumerate(self._constants):
-            if constant is earlier or _same_bits(constant, earlier):
+            if constant is earlier or same_bits(constant, earlier):
                 return number
         self._constants.append(constant)
         return len(self._constants) - 1
-
-
-def _same_bits(left: Tensor, right: Tensor) -> bool:
-    facts = [(side.dtype, side.shape, side.device, side.layout) for side in (left, right)]
-    if facts[0] != facts[1] or left.layout != torch.strided or not (has_memory(left) and has_memory(right)):
-        return False
-    bits = [side.detach().contiguous().reshape(-1).view(torch.uint8) for side in (left, right)]
-    return torch.equal(*bits)
 
 
 def _unwritten_constants(module: GraphModule, effects: Effects) -> Iterator[Node]:

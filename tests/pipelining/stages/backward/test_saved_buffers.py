@@ -87,13 +87,76 @@ def test_autograd_refuses_where_nobody_keeps_a_copy() -> None:
         first.backward()
 
 
+class Decays(nn.Module):
+    """Multiplies with tensors that some microbatches write to, and through ``.data`` uncounted."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.way = way
+        self.calls = 0
+        self.register_buffer("scale", torch.ones(WIDTH))
+        self.factor = torch.ones(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.way == "counted" and self.calls % 2 == 0:
+            self.scale.mul_(0.5)
+        if self.way == "uncounted":
+            self.scale.data.mul_(0.5)
+        if self.way == "in an attribute":
+            self.factor.data.mul_(0.5)
+        return self.b(self.a(x) * self.scale * self.factor)
+
+
+@pytest.mark.parametrize("way", ["counted", "uncounted", "in an attribute"])
+def test_own_code_may_write_in_any_pass_and_through_data(way: str) -> None:
+    """A buffer that the first microbatch only read was torch's error about a variable modified in place when
+    a later one wrote to it; through ``.data`` the gradients were silently those of what was written last.
+    """
+    torch.manual_seed(0)
+    module, x = Decays(way), torch.randn(2, WIDTH)
+    alone = copy.deepcopy(module)
+    kept, losses = SavedBuffers(module), []
+    for _ in range(4):
+        alone(x).sum().backward()
+        with kept.kept() as note:
+            losses.append(module(x).sum())
+            note(losses[-1])
+    for loss in losses:
+        loss.backward()
+    for ours, expected in zip(module.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(ours.grad, expected.grad)
+
+
+def test_passes_that_saved_the_same_of_a_large_buffer_share_its_copy() -> None:
+    class Scales(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.ones(2**18))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale
+
+    module, x = Scales(), torch.ones((), requires_grad=True)
+    kept, results = SavedBuffers(module), []
+    for number in range(3):
+        module.scale.data[0] = 1 + number // 2
+        with kept.kept() as note:
+            results.append(module(x))
+            note(results[-1])
+    memory = [result.grad_fn._saved_other.data_ptr() for result in results]
+    assert memory[0] == memory[1] != memory[2]
+    assert [torch.autograd.grad(result.sum(), x)[0].item() - 2**18 for result in results] == [0, 0, 1]
+
+
 def _saved(module: nn.Module, x: Tensor) -> list[Tensor]:
     """What the second forward pass saves."""
     kept = SavedBuffers(module)
-    with kept.kept():
-        module(x)
-    with kept.kept():
-        result = module(x)
+    for _ in range(2):
+        with kept.kept() as note:
+            result = module(x)
+            note(result)
     return [getattr(result.grad_fn, name) for name in dir(result.grad_fn) if name.startswith("_saved_")]
 
 
@@ -134,7 +197,7 @@ def test_what_has_become_a_buffer_is_kept_too(late: bool) -> None:
         assert torch.equal(torch.autograd.grad(result, x)[0], wanted)
 
 
-def test_a_buffer_that_is_only_read_is_not_copied() -> None:
+def test_a_buffer_that_a_graph_only_reads_is_not_copied() -> None:
     class Reads(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -143,7 +206,7 @@ def test_a_buffer_that_is_only_read_is_not_copied() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x * self.scale
 
-    module = Reads()
+    module = symbolic_trace(Reads())
     assert any(value is module.scale for value in _saved(module, torch.ones(WIDTH, requires_grad=True)))
 
 

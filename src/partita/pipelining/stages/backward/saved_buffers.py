@@ -15,6 +15,8 @@ as it is saved; so does a compiled module, which writes at its end. The model's 
 copies are made once the pass is over.
 
 A graph that writes in one branch on data only may do so in any later pass, so that the first shows nothing.
+So may the model's own code, and through ``.data`` without being counted: of its buffers, and of tensors in
+attributes, all that is saved is copied.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +33,7 @@ from partita._torch.autograd.engine import AsSaved, hook_saved
 from partita._torch.containers.pytree import flatten
 from partita._torch.fake.ghosts import undisturbed
 from partita._torch.modules.compiled import is_compiled
-from partita._torch.tensors.storage import storage_key
+from partita._torch.tensors.storage import same_bits, storage_key
 from partita._torch.tensors.tensor_text import short_name
 from partita._torch.tensors.versions import times_written
 from partita.errors import ExecutionError
@@ -39,6 +42,9 @@ from partita.pipelining.interface.two_modes import graphs_in, writes_in_a_branch
 from partita.pipelining.stages.backward.autograd_cut import AutogradGraph
 
 __all__ = ["SavedBuffers"]
+
+_LARGE = 2**20
+"""Bytes from which on looking for an equal copy is worth the wait for the device."""
 
 
 class SavedBuffers:
@@ -53,6 +59,11 @@ class SavedBuffers:
         self._module = module
         self._needed: dict[bool, bool] = {}
         self._is_own_code: dict[bool, bool] = {}
+        self._copies: WeakValueDictionary[tuple[Any, ...], Tensor] = WeakValueDictionary()
+
+    def __reduce__(self) -> tuple[type[SavedBuffers], tuple[nn.Module]]:
+        """A pickled one learns anew what is needed: it has no microbatches under way."""
+        return type(self), (self._module,)
 
     @property
     def idle(self) -> bool:
@@ -80,12 +91,13 @@ class SavedBuffers:
         keys = {storage_key(buffer) for buffer in before.values()}
         if training not in self._is_own_code:
             self._is_own_code[training] = _is_own_code(self._module if wrapper is None else wrapper)
+        if self._is_own_code[training]:
+            keys |= self._attribute_keys()
         if self._is_own_code[training] or (not before and training not in self._needed):
             # The latter: few graphs write to parameters, and some call what refuses hooks.
             yield results.append
-            written = _written_keys(parameters) | self._written_buffers(before, versions)
-            wanted = written if training not in self._needed else written | keys
-            is_saved = bool(wanted) and _copied_since(results, wanted)
+            wanted = keys | _written_keys(parameters) | self._written_buffers(before, versions)
+            is_saved = bool(wanted) and self._copied_since(results, wanted)
             self._needed.setdefault(training, is_saved)
             return
         saved: dict[int, list[list[Any]]] = {}
@@ -117,6 +129,40 @@ class SavedBuffers:
         buffers = [buffers[name] for name in names for buffers in (before, after) if name in buffers]
         return {storage_key(buffer) for buffer in buffers}
 
+    def _attribute_keys(self) -> set[int]:
+        """The storages of tensors that the modules of the model's own code keep in plain attributes."""
+        root: nn.Module = getattr(self._module, "code_that_runs", self._module)
+        values = (value for module in root.modules() for value in vars(module).values())
+        return {storage_key(value) for value in values if isinstance(value, Tensor)}
+
+    def _copied_since(self, results: Sequence[Any], keys: Set[int]) -> bool:
+        """Let the graph of a pass keep copies of what lies in some storages. Return whether it saved any."""
+
+        def is_wanted(tensor: Tensor) -> bool:
+            return storage_key(tensor) in keys
+
+        def pack(tensor: Tensor) -> list[Any]:
+            return _AsUsed.pack(self._copy(tensor))
+
+        with undisturbed():
+            roots = [it for it in flatten(results)[0] if isinstance(it, Tensor) and it.requires_grad]
+            hooked = [
+                hook_saved(node, is_wanted, pack, _AsUsed()) for node, _ in AutogradGraph.of(roots).order
+            ]
+        return any(hooked)
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        """A copy of what is saved. Passes that have saved the same bits share a large one: quantised weights
+        may lie in buffers.
+        """
+        if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.nbytes < _LARGE:
+            return copied(tensor.detach())
+        place = (storage_key(tensor), tensor.storage_offset(), tensor.shape, tensor.stride())
+        last = self._copies.get(place)
+        if last is None or not same_bits(last, tensor):
+            self._copies[place] = last = copied(tensor.detach())
+        return last
+
 
 def _is_own_code(module: nn.Module) -> bool:
     return next(graphs_in(module), None) is None and not any(map(is_compiled, module.modules()))
@@ -124,21 +170,6 @@ def _is_own_code(module: nn.Module) -> bool:
 
 def _written_keys(parameters: Sequence[tuple[nn.Parameter, int]]) -> set[int]:
     return {storage_key(parameter) for parameter, times in parameters if times_written(parameter) != times}
-
-
-def _copied_since(results: Sequence[Any], keys: Set[int]) -> bool:
-    """Let the graph of a pass keep copies of what lies in some storages; return whether it has saved any."""
-
-    def is_wanted(tensor: Tensor) -> bool:
-        return storage_key(tensor) in keys
-
-    def pack(tensor: Tensor) -> list[Any]:
-        return _AsUsed.pack(copied(tensor.detach()))
-
-    with undisturbed():
-        roots = [it for it in flatten(results)[0] if isinstance(it, Tensor) and it.requires_grad]
-        hooked = [hook_saved(node, is_wanted, pack, _AsUsed()) for node, _ in AutogradGraph.of(roots).order]
-    return any(hooked)
 
 
 class _AsUsed(AsSaved):
