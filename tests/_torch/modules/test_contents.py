@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,7 @@ from partita._torch.modules.contents import (
     is_persistent_buffer,
     own_hooks,
     registries,
+    save_nothing_of_its_own,
 )
 
 
@@ -64,3 +67,15 @@ def test_the_hooks_of_a_module_are_its_own_and_not_those_of_its_children() -> No
     module.register_full_backward_hook(print)
     module.register_forward_pre_hook(print)
     assert list(own_hooks(module)) == [print, print]
+
+
+def test_a_class_with_a_way_of_its_own_to_save_saves_nothing_where_it_has_no_tensors() -> None:
+    class Saves(torch.nn.Linear):
+        def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+            destination[f"{prefix}weight"] = self.weight.detach()
+
+    one, other = Saves(2, 2), torch.nn.Linear(2, 2)
+    for module in (one, other):
+        save_nothing_of_its_own(module)
+    assert not one.state_dict()
+    assert list(other.state_dict()) == ["weight", "bias"]

@@ -47,6 +47,24 @@ def test_layers_of_other_stages_are_reset_there_and_statistics_can_be_computed_a
                 layer.reset_parameters()
 
 
+class _SavesItself(nn.Linear):
+    """Like the linear layer of torch_geometric."""
+
+    def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
+        destination[f"{prefix}weight"] = self.weight if keep_vars else self.weight.detach()
+
+
+def test_layers_that_save_themselves_are_saved_by_their_own_stage_only() -> None:
+    """``state_dict()`` ended in "'NoneType' object has no attribute 'detach'"."""
+    model = nn.Sequential(_SavesItself(4, 4, bias=False), _SavesItself(4, 4, bias=False))
+    split_spec = {"1": SplitPoint.BEGINNING}
+    pipe = pipeline(model, (torch.randn(2, 4),), split_spec=split_spec, frontend="modules")
+    for index in range(2):
+        for module in (pipe.get_stage_module(index), copy.deepcopy(pipe.get_stage_module(index))):
+            assert list(module.state_dict()) == [f"{index}.weight"]
+            module.load_state_dict(module.state_dict())
+
+
 class _Rotary(nn.Module):
     """Like the rotary embeddings of transformers 4: a buffer that a plain attribute names once more."""
 

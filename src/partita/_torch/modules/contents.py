@@ -22,6 +22,7 @@ __all__ = [
     "own_module",
     "owns_attribute",
     "registries",
+    "save_nothing_of_its_own",
     "state_tables",
 ]
 
@@ -169,3 +170,15 @@ state_tables = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modu
 def named_tables(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     """What ``module`` itself keeps its parameters and its buffers in, by name."""
     return module._parameters, module._buffers
+
+
+def save_nothing_of_its_own(module: torch.nn.Module) -> None:
+    """Let ``state_dict()`` ask ``module``, whose tensors are None here, for none of them where its class has
+    a way of its own to save them, which may not expect that.
+    """
+    if type(module)._save_to_state_dict is not torch.nn.Module._save_to_state_dict:
+        vars(module)["_save_to_state_dict"] = _save_nothing
+
+
+def _save_nothing(*_: object) -> None:
+    """In the place of ``_save_to_state_dict(destination, prefix, keep_vars)``."""

@@ -15,7 +15,7 @@ from partita._torch.compile.eager_stance import nothing_compiled
 from partita._torch.fake.ghosts import ghost_of
 from partita._torch.modules.calls import Around, calls_watched, overridden_calls
 from partita._torch.modules.closure_copy import with_closures
-from partita._torch.modules.contents import named_tables, state_tables
+from partita._torch.modules.contents import named_tables, save_nothing_of_its_own, state_tables
 from partita._torch.tensors.subclasses import with_class_of
 from partita.pipelining.blocks.current_pass import EndOfStage, current_pass
 from partita.pipelining.blocks.cut import BlockCut
@@ -211,9 +211,10 @@ def _has(root: nn.Module, name: str) -> bool:
 
 
 def _leave_state_alone(module: nn.Module) -> None:
-    """Let nothing happen where a loop over modules resets a layer of another stage, in which None stands for
-    each tensor (``reset_parameters()``, ``torch.optim.swa_utils.update_bn``).
+    """Let nothing happen where a loop over modules resets or saves a layer of another stage, in which None
+    stands for each tensor (``reset_parameters()``, ``torch.optim.swa_utils.update_bn``, ``state_dict()``).
     """
+    save_nothing_of_its_own(module)
     for name in ("reset_parameters", "reset_running_stats"):
         if hasattr(module, name):
             vars(module)[name] = _elsewhere
