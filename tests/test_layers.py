@@ -129,12 +129,12 @@ ROOMS = {
         ("planned_schedule",),
     ),
     "pipelining.blocks": (
-        ("current_pass", "cut", "memos", "tensor_attributes", "transfer"),
+        ("current_pass", "cut", "memos", "other_ranks", "tensor_attributes", "transfer"),
         ("replaying",),
         ("packet", "staying_state"),
-        ("stage", "stage_pass"),
+        ("stage_pass",),
         ("stage_module",),
-        ("decoding_pass",),
+        ("decoding_pass", "stage"),
     ),
     "planning.generators": (
         ("making",),

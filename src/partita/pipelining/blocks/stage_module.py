@@ -52,6 +52,7 @@ class StageModule(nn.Module):
         self._partita_stage = stage
         self._partita_cut = cut
         self._partita_device = device
+        self._partita_processes: tuple[int, ...] = ()
         self.training = root.training
         self._partita_tables: list[tuple[dict[str, Any], dict[str, Tensor]]] = []
         self._partita_attributes: list[tuple[nn.Module, dict[str, Tensor]]] = []
@@ -122,6 +123,10 @@ class StageModule(nn.Module):
         """Run there, if the stage has no parameters or buffers."""
         self._partita_device = device
 
+    def run_among(self, processes: tuple[int, ...]) -> None:
+        """Run in a pipeline whose stages these global ranks run."""
+        self._partita_processes = processes
+
     def train(self, mode: bool = True) -> StageModule:
         """Switch the mode as the model does, whose class may have a ``train`` of its own."""
         root = self.code_that_runs
@@ -165,6 +170,7 @@ class StageModule(nn.Module):
                     training=self.training,
                     device=device,
                     state=self.names_by_identity(),
+                    processes=self._partita_processes,
                 )
             )
 

@@ -15,7 +15,7 @@ way, whatever the way depends on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +41,7 @@ from partita._torch.tensors.versions import times_written
 from partita.errors import ExecutionError
 from partita.pipelining.blocks.current_pass import EndOfStage, set_current_pass
 from partita.pipelining.blocks.cut import BlockCut, Event, Site
+from partita.pipelining.blocks.other_ranks import check_ranks_come
 from partita.pipelining.blocks.packet import Packet, sharing_memory
 from partita.pipelining.blocks.replaying.answers import (
     Answer,
@@ -76,6 +77,7 @@ class StagePass(TorchFunctionMode):
         training: the mode that the model is in.
         device: where the stage runs.
         state: the names of the model's parameters and buffers as this stage has them, by identity.
+        processes: the global ranks that run the pipeline's stages, where they are processes.
 
     Attributes:
         output: what goes to the next stage, once the pass has stopped.
@@ -90,9 +92,11 @@ class StagePass(TorchFunctionMode):
         training: bool,
         device: torch.device,
         state: Mapping[int, str],
+        processes: Collection[int] = (),
     ) -> None:
         super().__init__()
         self.stage = stage
+        self._processes = processes
         self.output: Packet | None = None
         self._code_of = 0  # the stage whose code is executed now
         self._cut = cut
@@ -317,6 +321,10 @@ class StagePass(TorchFunctionMode):
 
     def _call(self, func: Callable[..., Any], name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         """In the stage: call ``func``, and record what it returns."""
+        if self._processes:
+            check_ranks_come(
+                func, args, kwargs, self._processes, f"{self._module_path()}, stage {self.stage}"
+            )
         if not self._records:
             return func(*args, **kwargs)
         writes = name[-1] == "_" or name.endswith("__set__")
@@ -397,6 +405,9 @@ class StagePass(TorchFunctionMode):
 
     # Refusals.
 
+    def _module_path(self) -> str:
+        return (self._path[-1][0] if self._path else "") or "the model's forward"
+
     def _missing(self, tensor: Tensor, user: str) -> ExecutionError:
         looks = tensor_text(tensor)
         name = self._state.get(id(tensor))
@@ -405,11 +416,10 @@ class StagePass(TorchFunctionMode):
                 f"{user} of stage {self.stage} uses {name!r} ({looks}), which belongs to another stage: the "
                 "example did not use it there. Cut with an example that does, or at other modules"
             )
-        where = (self._path[-1][0] if self._path else "") or "the model's forward"
         return ExecutionError(
-            f"{user} in {where}, stage {self.stage}, uses a tensor ({looks}) that an earlier stage has made "
-            "and not handed on: with the example that the model was cut with, no later stage used it. Cut it "
-            "with an example that goes the same way as these inputs, or at other modules"
+            f"{user} in {self._module_path()}, stage {self.stage}, uses a tensor ({looks}) that an earlier "
+            "stage has made and not handed on: with the example that the model was cut with, no later stage "
+            "used it. Cut it with an example that goes the same way as these inputs, or at other modules"
         )
 
     def _check_aliases(self) -> None:

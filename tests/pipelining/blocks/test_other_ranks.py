@@ -1,0 +1,62 @@
+"""Stages whose part of ``forward`` calls other ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.runtime.worlds import endings
+from torch import Tensor, nn
+from torch.nn import functional
+
+from partita.errors import ExecutionError
+from partita.pipelining import Schedule1F1B, SplitPoint, pipeline
+from partita.pipelining.blocks.other_ranks import check_ranks_come
+from partita.runtime import Comm
+
+_own_groups: list[dist.ProcessGroup] = []
+"""The group of this process alone, where it has made one."""
+
+
+class Synchronises(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        mean = x.detach().mean(0)
+        dist.all_reduce(mean, group=_own_groups[0] if _own_groups else None)
+        return self.b(x - mean)
+
+
+def _losses(comm: Comm, alone: bool) -> list[float]:
+    if alone:
+        _own_groups.append([dist.new_group([rank]) for rank in range(comm.size)][comm.rank])
+    torch.manual_seed(0)
+    x = torch.randn(4, 4)
+    spec = {"b": SplitPoint.BEGINNING}
+    pipe = pipeline(Synchronises(), (x[:2],), split_spec=spec, frontend="modules")
+    losses: list[Tensor] = []
+    stage = pipe.build_stage(comm.rank, comm=comm if alone else None)
+    Schedule1F1B(stage, 2, functional.mse_loss).step(x, target=x, losses=losses, return_outputs=False)
+    return [loss.item() for loss in losses]
+
+
+def test_a_collective_that_other_stages_do_not_call_is_refused() -> None:
+    """It waited for them until the group's timeout, as the codebooks of vector-quantize-pytorch did."""
+    message = r"torch\.distributed\.all_reduce\(\) in the model's forward, stage 0, is for ranks \[0, 1\], of"
+    first, second = endings(2, _losses, False)
+    with pytest.raises(ExecutionError, match=message):
+        raise first.error or AssertionError(first.text)
+    assert second.error is not None
+
+
+def test_a_collective_of_ranks_with_the_same_stage_runs() -> None:
+    first, second = endings(2, _losses, True)
+    assert first.error is second.error is None, (first.text, second.text)
+    assert len(second.result) == 2
+
+
+def test_other_functions_are_none_of_its_business() -> None:
+    check_ranks_come(torch.add, (torch.ones(1), torch.ones(1)), {}, (0, 1), "b, stage 1")
