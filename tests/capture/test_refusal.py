@@ -282,6 +282,29 @@ def test_a_model_that_makes_a_parameter_in_its_first_call_is_to_be_called_before
     partita.verify(pipeline(model, (X.clone(),), stages=2, frontend=frontend), model, (X.clone(),)).check()
 
 
+class _AddsABuffer(nn.Module):
+    """Like the ALiBi biases of x-transformers: a table made in the first call, in place of None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("table", None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.register_buffer("table", torch.arange(8.0), persistent=False)
+        return self.b(self.a(x) + self.table)
+
+
+def test_a_model_that_adds_a_buffer_in_its_first_call_is_to_be_called_before() -> None:
+    """It was told to take what can't be traced out of forward."""
+    model = _AddsABuffer()
+    with pytest.raises(CaptureError, match=r"forward adds a tensor .*call the model once, on an example"):
+        pipeline(model, (X.clone(),), stages=2)
+    model(X)
+    partita.verify(pipeline(model, (X.clone(),), stages=2), model, (X.clone(),)).check()
+
+
 class _GivenAModule(torch.autograd.Function):
     """Takes gradients in backward, by a module that it was handed."""
 

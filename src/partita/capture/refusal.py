@@ -25,6 +25,11 @@ CREATED_PARAMETER = (
     "forward makes a parameter (torch.nn.Parameter), which belongs to no stage. Where it does so in its "
     "first call only, call the model once, on an example, before it is cut; else make it in __init__"
 )
+_ADDED_TENSOR = (
+    "forward adds a tensor to the model (a buffer, or in an attribute), which no graph holds. Where it does "
+    "so in its first call only, such as a cache, call the model once, on an example, before it is cut; else "
+    'make it in __init__, or cut the model at its blocks: pipeline(..., frontend="modules")'
+)
 _AT_BLOCKS = (
     'cut the model at its blocks and leave its code as it is: pipeline(..., frontend="modules"). The full '
     "text of the first error is attached as its cause"
@@ -146,7 +151,11 @@ def refusal(model: nn.Module, training: bool, reasons: Sequence[tuple[Way, Excep
             place = f"{'strict' if way == 'strict' else 'non-strict'} mode{f', at {line}' if line else ''}"
             lines.append(f"  {place}: {type(error).__name__}: {text[0]}")
         lines += [f"    {more.strip()}" for more in text[1:5]]
-    lines.append(f"(in {mode} mode.) {_cause(model, training=training) or _ADVICE}")
+    added = any(
+        isinstance(error, Disproof) and "but the reference adds it" in str(error) for _, error in reasons
+    )
+    advice = _ADDED_TENSOR if added else _ADVICE
+    lines.append(f"(in {mode} mode.) {_cause(model, training=training) or advice}")
     if disproved:
         lines.append(
             'Where such a difference is of no account: prove="close" (or a Tolerance) accepts small ones, '
