@@ -112,7 +112,7 @@ ROOMS = {
         ("frontends",),
     ),
     "pipelining.stages": (
-        ("backward", "data_parallel", "parts", "hooked_parameters", "flight", "step_count"),
+        ("backward", "data_parallel", "parts", "hooked_parameters", "flight", "other_ranks", "step_count"),
         ("original_model", "other_weights"),
         ("compile_module", "copying"),
         ("stage",),
@@ -129,7 +129,7 @@ ROOMS = {
         ("planned_schedule",),
     ),
     "pipelining.blocks": (
-        ("current_pass", "cut", "memos", "other_ranks", "tensor_attributes", "transfer"),
+        ("current_pass", "cut", "memos", "tensor_attributes", "transfer"),
         ("replaying",),
         ("packet", "staying_state"),
         ("stage_pass",),

@@ -1,13 +1,17 @@
-"""When a function calls other ranks through torch."""
+"""When a function calls other ranks through torch, and which ranks a graph calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["before_collectives"]
+__all__ = ["before_collectives", "collectives_in"]
 
 
 class before_collectives(TorchDispatchMode):  # noqa: N801 - a context manager that reads as a verb
@@ -23,3 +27,21 @@ class before_collectives(TorchDispatchMode):  # noqa: N801 - a context manager t
         if func.namespace.endswith(("c10d", "c10d_functional")):
             self._tell(func.name())
         return func(*args, **(kwargs or {}))
+
+
+def collectives_in(gm: GraphModule) -> Iterator[tuple[str, list[int]]]:
+    """Yield for each collective of a graph its name and the global ranks that it is for; those whose group
+    this process does not know are left out.
+    """
+    for node in gm.graph.nodes:
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload) or not target.namespace.startswith("_c10d"):
+            continue
+        names = [argument.name for argument in target._schema.arguments]
+        group = {**dict(zip(names, node.args, strict=False)), **node.kwargs}.get("group_name")
+        if isinstance(group, str):
+            try:
+                members = distributed_c10d._resolve_process_group(group)  # type: ignore[attr-defined, arg-type]
+            except (LookupError, RuntimeError):
+                continue
+            yield target._schema.name.partition("::")[2], dist.get_process_group_ranks(members)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any, final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from partita.errors import NotCompiled
@@ -63,15 +62,12 @@ class BlockStage(Stage):
     def begin(self, microbatches: int) -> None:
         """See `Stage.begin`."""
         check_no_sharded_parts(self._inner, self.index)
-        if isinstance(self._inner, StageModule):
-            self._inner.run_among(self._processes())
         super().begin(microbatches)
 
-    def _processes(self) -> tuple[int, ...]:
-        """The global ranks that run the pipeline's stages, where they are processes."""
-        if self.comm is None and dist.is_initialized():
-            return tuple(dist.get_process_group_ranks(self.group))
-        return getattr(self.comm, "processes", ())
+    def run_among(self, processes: tuple[int, ...]) -> None:
+        """See `Stage.run_among`."""
+        if isinstance(self._inner, StageModule):
+            self._inner.run_among(processes)
 
     def _run(self, values: Mapping[str, Any], *, train: bool) -> tuple[Flight, dict[str, Any]]:
         check_no_conversions(self.module, self.index)

@@ -41,7 +41,6 @@ from partita._torch.tensors.versions import times_written
 from partita.errors import ExecutionError
 from partita.pipelining.blocks.current_pass import EndOfStage, set_current_pass
 from partita.pipelining.blocks.cut import BlockCut, Event, Site
-from partita.pipelining.blocks.other_ranks import check_ranks_come
 from partita.pipelining.blocks.packet import Packet, sharing_memory
 from partita.pipelining.blocks.replaying.answers import (
     Answer,
@@ -58,6 +57,7 @@ from partita.pipelining.blocks.replaying.liveness import variables_read_later
 from partita.pipelining.blocks.replaying.model_frames import line_of_model, variables_of_model
 from partita.pipelining.blocks.replaying.numbered_tensors import NumberedTensors
 from partita.pipelining.blocks.replaying.replay import NOT_RUN_HERE, Replay
+from partita.pipelining.stages.other_ranks import check_ranks_come
 
 __all__ = ["StagePass"]
 

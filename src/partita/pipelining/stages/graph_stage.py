@@ -19,6 +19,7 @@ from partita.pipelining.interface.routes import Named, Routes, StageBorder
 from partita.pipelining.interface.two_modes import TwoModes, graphs_in
 from partita.pipelining.interface.values import accept
 from partita.pipelining.stages.flight import Flight
+from partita.pipelining.stages.other_ranks import check_ranks_come_in
 from partita.pipelining.stages.value_stage import ValueStage
 from partita.runtime import Comm
 
@@ -45,6 +46,7 @@ class GraphStage(ValueStage):
     ) -> None:
         super().__init__(module, index, routes, device, comm=comm)
         self.signature = signature
+        self._processes: tuple[int, ...] = ()
 
     def accept(self, flat: Sequence[Any], microbatch: int, *, train: bool) -> dict[str, Tensor]:
         """The tensors among the model's flat arguments for one microbatch, by name.
@@ -84,6 +86,16 @@ class GraphStage(ValueStage):
                 f"graph has dtypes of the cut, as {fixed} has: leave param_dtype out, and cut the model and "
                 "run the steps under torch.autocast"
             )
+
+    def run_among(self, processes: tuple[int, ...]) -> None:
+        """See `Stage.run_among`.
+
+        Raises:
+            ExecutionError: the stage's graph has a collective over ranks that run other stages.
+        """
+        if processes != self._processes:
+            check_ranks_come_in(graphs_in(self._inner), processes, f"the model's forward, stage {self.index}")
+            self._processes = processes
 
     def _run(self, values: Mapping[str, Any], *, train: bool) -> tuple[Flight, dict[str, Any]]:
         flight, outputs = super()._run(values, train=train)

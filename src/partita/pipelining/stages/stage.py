@@ -408,6 +408,11 @@ class Stage(CopiedInItsProcess, ABC):
             )
         self._reduction.begin(microbatches)
 
+    def run_among(self, processes: tuple[int, ...]) -> None:
+        """Learn, before a step or an evaluation, which global ranks run the pipeline's stages; none where its
+        ranks are no processes. A collective in the stage over others of them is refused: they would not come.
+        """
+
     def compile_ahead(self, arguments: Mapping[str, Tensor], kinds: Collection[ActionKind]) -> None:
         """Compile, before a step begins to run, what it will run of this stage for the first time. A stage
         that takes something else than tensors, or that a wrapper of data parallel training runs, is compiled

@@ -54,6 +54,7 @@ class Executor:
         self.comm = comm
         self.train = schedule.has_backward
         self._stages = tuple(stages.values())
+        self._processes: tuple[int, ...] = getattr(comm, "processes", ())
         passes = [part for rank, part in schedule.passes() if rank == comm.rank]
         self._kinds = {
             stage.index: frozenset(part.kind for part in passes if part.stage == stage.index)
@@ -72,8 +73,9 @@ class Executor:
         instruction: Instruction | None = None
         try:
             step.begin(inputs)
-            if self.train:
-                for stage in self._stages:
+            for stage in self._stages:
+                stage.run_among(self._processes)
+                if self.train:
                     stage.begin(self.schedule.microbatches)
             with torch.set_grad_enabled(self.train):
                 for stage in self._stages:

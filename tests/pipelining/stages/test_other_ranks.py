@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,7 +13,7 @@ from torch.nn import functional
 
 from partita.errors import ExecutionError
 from partita.pipelining import Schedule1F1B, SplitPoint, pipeline
-from partita.pipelining.blocks.other_ranks import check_ranks_come
+from partita.pipelining.stages.other_ranks import check_ranks_come
 from partita.runtime import Comm
 
 _own_groups: list[dist.ProcessGroup] = []
@@ -30,30 +32,34 @@ class Synchronises(nn.Module):
         return self.b(x - mean)
 
 
-def _losses(comm: Comm, alone: bool) -> list[float]:
+def _losses(comm: Comm, frontend: Any, alone: bool, train: bool = True) -> list[float]:
     if alone:
         _own_groups.append([dist.new_group([rank]) for rank in range(comm.size)][comm.rank])
     torch.manual_seed(0)
     x = torch.randn(4, 4)
     spec = {"b": SplitPoint.BEGINNING}
-    pipe = pipeline(Synchronises(), (x[:2],), split_spec=spec, frontend="modules")
+    pipe = pipeline(Synchronises(), (x[:2],), split_spec=spec, frontend=frontend)
     losses: list[Tensor] = []
     stage = pipe.build_stage(comm.rank, comm=comm if alone else None)
-    Schedule1F1B(stage, 2, functional.mse_loss).step(x, target=x, losses=losses, return_outputs=False)
+    schedule = Schedule1F1B(stage, 2, functional.mse_loss)
+    run = schedule.step if train else schedule.eval
+    run(x, target=x, losses=losses)
     return [loss.item() for loss in losses]
 
 
-def test_a_collective_that_other_stages_do_not_call_is_refused() -> None:
+@pytest.mark.parametrize("train", [True, False], ids=["step", "evaluation"])
+@pytest.mark.parametrize("frontend", ["export", "modules"])
+def test_a_collective_that_other_stages_do_not_call_is_refused(frontend: str, train: bool) -> None:
     """It waited for them until the group's timeout, as the codebooks of vector-quantize-pytorch did."""
     message = r"torch\.distributed\.all_reduce\(\) in the model's forward, stage 0, is for ranks \[0, 1\], of"
-    first, second = endings(2, _losses, False)
+    first, second = endings(2, _losses, frontend, False, train)
     with pytest.raises(ExecutionError, match=message):
         raise first.error or AssertionError(first.text)
     assert second.error is not None
 
 
 def test_a_collective_of_ranks_with_the_same_stage_runs() -> None:
-    first, second = endings(2, _losses, True)
+    first, second = endings(2, _losses, "modules", True)
     assert first.error is second.error is None, (first.text, second.text)
     assert len(second.result) == 2
 
