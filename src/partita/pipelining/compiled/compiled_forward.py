@@ -75,6 +75,7 @@ class CompiledForward:
         own: the ``forward`` that was set on the module itself, in place of its class's; None: there is none.
         refused: why it runs uncompiled; empty where it does not.
         hooked: why it runs uncompiled in this step; likewise.
+        compiled_ahead: for which kinds of steps it was compiled before they began; kept by the stage.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class CompiledForward:
         self._artifacts: Artifacts = artifacts_for(self.options, hands_on=self._hands_on)
         self._entries: dict[tuple[bool, ...], _Entry] = {}
         self._flags: tuple[nn.Module, ...] | None = None
+        self.compiled_ahead: set[Any] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         return {

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from partita._torch.modules.contents import forward_hooks
 from partita.errors import SignatureMismatch
@@ -21,25 +21,12 @@ from partita.pipelining.stages.data_parallel import gradient_reduction
 from partita.pipelining.stages.flight import Flight, leaf_of
 from partita.pipelining.stages.stage import Stage
 from partita.planning import ActionKind
-from partita.runtime import Comm
 
 __all__ = ["ValueStage"]
 
 
 class ValueStage(Stage):
     """A stage that takes and makes the tensors that its `routes` name."""
-
-    def __init__(
-        self,
-        module: nn.Module,
-        index: int,
-        routes: Routes,
-        device: torch.device,
-        *,
-        comm: Comm | None = None,
-    ) -> None:
-        super().__init__(module, index, routes, device, comm=comm)
-        self._compiled_ahead: set[Any] = set()
 
     def follow(self, routes: Routes) -> None:
         """See `Stage.follow`."""
@@ -103,9 +90,9 @@ class ValueStage(Stage):
         shapes = [(arguments[name] if name in arguments else values[name]).shape for name in names]
         train = ActionKind.B in kinds or ActionKind.I in kinds
         key = train, self._inner.training, tuple(numbers.items()), tuple(map(tuple, shapes))
-        if key in self._compiled_ahead:
+        if key in compiled.compiled_ahead:
             return
-        self._compiled_ahead.add(key)
+        compiled.compiled_ahead.add(key)
         is_plain = self.module is self._inner and self.dw_builder is None
         if not is_plain or gradient_reduction(self._inner) is not None:
             return
