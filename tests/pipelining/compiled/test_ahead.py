@@ -128,6 +128,21 @@ def test_sizes_that_change_are_compiled_ahead_too_and_so_is_evaluation(events: E
     InProcessWorld(2).run(body)
 
 
+def test_another_backend_is_compiled_ahead_too(events: Events) -> None:
+    pipe = cut(PLAIN, 2)
+
+    def body(comm: Comm) -> None:
+        stage = pipe.build_stage(comm.rank, comm=comm)
+        schedule = ScheduleGPipe(stage, 2, PLAIN.loss)
+        args, _, target = PLAIN.data(4)
+        for _ in range(2):
+            stage.compile(_noting(events))
+            schedule.step(*args, target=target)
+            _assert_compiled_first({0: events.pop(threading.get_ident())})
+
+    InProcessWorld(2).run(body)
+
+
 class Writes(nn.Module):
     """Draws, counts, and writes to its input."""
 
