@@ -24,6 +24,7 @@ __all__ = [
     "in_halves",
     "leave",
     "mark",
+    "prepare",
     "second_half",
     "site_of_node",
 ]
@@ -40,10 +41,15 @@ def mark(outputs: Sequence[Any], first_site: int = 0) -> None:
         first_site: from which number the sites of random calls count in them.
     """
     for node in compiled_nodes(outputs):
-        node.set_materialize_grads(False)
-        node.partita_site = first_site
-        node.partita_wanted = None
-        node.partita_second, node.partita_following = None, ()
+        prepare(node, first_site)
+
+
+def prepare(node: Any, first_site: int) -> None:
+    """`mark` one node."""
+    node.set_materialize_grads(False)
+    node.partita_site = first_site
+    node.partita_wanted = None
+    node.partita_second, node.partita_following = None, ()
 
 
 def in_halves(node: Any) -> bool:

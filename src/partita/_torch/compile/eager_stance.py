@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from types import CodeType
+from typing import Any
 
 import torch
 
-__all__ = ["compiles_what_it_is_given", "nothing_compiled", "when_traced"]
+__all__ = ["compiles_what_it_is_given", "default_stance", "nothing_compiled", "when_traced"]
 
 
 class _Switch:
@@ -55,11 +56,22 @@ def compiles_what_it_is_given() -> bool:
     """Whether a function of ``torch.compile`` that is called now is compiled, and by its own backend: no
     stance and no setting lets it run as it was written.
     """
-    from torch._dynamo import config, eval_frame  # half a second, for who compiles
+    from torch._dynamo import config
 
-    stance = eval_frame._stance
-    by_itself = stance.stance == "default" and stance.backend is None
-    return by_itself and not config.disable and not config.suppress_errors
+    return default_stance() and not config.disable and not config.suppress_errors
+
+
+def default_stance() -> bool:
+    """Whether no stance is set."""
+    stance = _eval_frame()._stance
+    return stance.stance == "default" and stance.backend is None
+
+
+@cache
+def _eval_frame() -> Any:
+    from torch._dynamo import eval_frame  # half a second, for who compiles
+
+    return eval_frame
 
 
 class _Watch(threading.local):

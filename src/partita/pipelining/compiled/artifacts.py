@@ -7,6 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,14 +15,16 @@ from torch.fx import GraphModule
 
 from partita._torch.autograd.compiled_node import mark
 from partita._torch.compile.aot import AotGraph, Boxed, boxed, reported_strides, takes_a_list
+from partita._torch.compile.direct_graph import DirectGraph
 from partita._torch.compile.inductor import configuration_hash, kernel_settings
 from partita._torch.compile.refusal import check_margin_losses, failure_text
 from partita._torch.compile.training_graphs import GraphCompiler, compile_training
 from partita.errors import NotCompiled
 from partita.graph.structure import structural_hash
 from partita.pipelining.compiled.ahead import CompiledAhead, ahead_now
-from partita.pipelining.compiled.backward_graph import copied
+from partita.pipelining.compiled.backward_graph import copied, gradients_of
 from partita.pipelining.compiled.backward_runner import BackwardRunner
+from partita.pipelining.compiled.direct_calls import note_call
 from partita.pipelining.compiled.stateless import STATE
 from partita.pipelining.interface.compile_options import CompileOptions
 from partita.runtime.graph_compiler import graph_as_it_is, resolve_inner
@@ -69,10 +72,11 @@ class Artifacts:
                 for place, value in enumerate(inputs)
                 if early[place] or (place not in state and getattr(value, "requires_grad", False))
             )
+        direct = DirectGraph(first_site)
         run = compile_training(
             gm,
             inputs,
-            self._compile,
+            partial(self._compile, direct),
             inner=resolve_inner(self.options.backend),
             settings=self.options.settings(),
             static_positions=state,
@@ -86,19 +90,24 @@ class Artifacts:
             results = run(*values)
             if torch.is_grad_enabled():
                 mark(results, first_site())
+            note_call(direct, values, results)
             return results
 
         return run_marked
 
-    def _compile(self, graph: AotGraph, compiler: GraphCompiler) -> Boxed:
+    def _compile(self, direct: DirectGraph, graph: AotGraph, compiler: GraphCompiler) -> Boxed:
         if graph.kind != "backward":
-            return self._compiled(replace(graph, returned=0) if self.hands_on else graph, compiler)
+            run = self._compiled(replace(graph, returned=0) if self.hands_on else graph, compiler)
+            direct.add_forward(graph, run)
+            return run
         runner = BackwardRunner(
             graph, lambda piece: self._compiled(piece, compiler), fuses=self.options.backend == "inductor"
         )
         ahead = ahead_now()
         if ahead is not None:
             ahead.runners.append(runner)
+        gradients = gradients_of(graph.gm)
+        direct.add_backward(runner, [place for place, value in enumerate(gradients) if value is None])
         return takes_a_list(runner)
 
     def _compiled(self, graph: AotGraph, compiler: GraphCompiler) -> Boxed:

@@ -27,6 +27,7 @@ from partita._torch.modules.contents import first_hook_inside, registries
 from partita.errors import NotCompiled
 from partita.pipelining.compiled.ahead import AheadOfStep, compiling_ahead
 from partita.pipelining.compiled.artifacts import Artifacts, artifacts_for
+from partita.pipelining.compiled.direct_calls import DirectCalls
 from partita.pipelining.compiled.stateless import stateless
 from partita.pipelining.interface.compile_options import CompileOptions
 from partita.pipelining.interface.two_modes import TwoModes
@@ -224,7 +225,7 @@ class CompiledForward:
             run = functions[function.hash] = self._compiled(function.module.forward)
         slots = tuple(_slot(module, name) for name in function.state)
         repeated = function.repeated, function.repeated_inputs
-        return _Entry(run, slots, function.first_site, function.conditions, *repeated)
+        return _Entry(DirectCalls(run), slots, function.first_site, function.conditions, *repeated)
 
     def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         run: Callable[..., Any] = torch.compile(

@@ -1,0 +1,138 @@
+"""Calls of a stage's compiled function that go straight to its compiled graphs.
+
+A call of what ``torch.compile`` returned is watched: which argument was which input of the graph, and which
+result which output. Later calls that Dynamo's guards would let through go there without it (`DirectGraph`)::
+
+    Dynamo's guards ── AOTAutograd's wrappers ── autograd function ── forward graph     a first call
+    the same guards ────────────────────────── autograd function ── forward graph     from then on
+
+What a frame is needed for (aliases, subclasses, symbolic sizes, ...) keeps it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from partita._torch.compile.direct_graph import CallGuard, DirectGraph, Readiness
+from partita._torch.compile.eager_stance import default_stance
+
+__all__ = ["DirectCalls", "note_call"]
+
+_MOST_WAYS = 8
+"""As many kinds of calls as Dynamo compiles a function for by default, before it gives up."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """One kind of calls.
+
+    Attributes:
+        guard: holds for them.
+        graph: what they go to.
+        inputs: positions of its inputs among the arguments.
+        outputs: for each result its position among the outputs, or, counted down from -1, that of the
+            argument which it is; None: all outputs, in order.
+        single: whether the function returns one value, not several.
+    """
+
+    guard: CallGuard
+    graph: DirectGraph
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...] | None
+    single: bool
+
+    def run(self, values: Sequence[Any]) -> Any:
+        results = self.graph.run([values[place] for place in self.inputs])
+        if self.single:
+            return results[0] if self.outputs is None else self._result(self.outputs[0], results, values)
+        if self.outputs is None:
+            return tuple(results)
+        return tuple([self._result(place, results, values) for place in self.outputs])
+
+    @staticmethod
+    def _result(place: int, results: Sequence[Any], values: Sequence[Any]) -> Any:
+        return results[place] if place >= 0 else values[-1 - place]
+
+
+class DirectCalls:
+    """A compiled function, to be called with tensors and constants.
+
+    Args:
+        run: what ``torch.compile`` returned.
+    """
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self._run = run
+        self._ways: list[_Way] = []
+        self._watches = True
+
+    def __call__(self, *values: Any) -> Any:
+        """The function's result."""
+        if not default_stance():
+            return self._run(*values)
+        for way in self._ways:
+            if way.guard.holds(values):
+                return way.run(values)
+        return self._watched(values) if self._watches else self._run(*values)
+
+    def _watched(self, values: tuple[Any, ...]) -> Any:
+        guard = CallGuard(values)
+        before, _seen.calls = _seen.calls, []
+        try:
+            result = self._run(*values)
+            calls = _seen.calls
+        finally:
+            _seen.calls = before
+        way = _way(guard, calls, values, result)
+        if isinstance(way, _Way):
+            self._ways.append(way)
+        self._watches = way != "never" and len(self._ways) < _MOST_WAYS
+        return result
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    graph: DirectGraph
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+
+
+class _Seen(threading.local):
+    calls: list[_Call] | None = None
+
+
+_seen = _Seen()
+
+
+def note_call(graph: DirectGraph, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Tell who watches this thread that a graph has been called, by Dynamo."""
+    if _seen.calls is not None:
+        _seen.calls.append(_Call(graph, tuple(inputs), tuple(outputs)))
+
+
+def _way(
+    guard: CallGuard, calls: Sequence[_Call] | None, values: Sequence[Any], result: Any
+) -> _Way | Readiness:
+    """How calls like the one that has just been go from now on, or when that is known."""
+    single = isinstance(result, torch.Tensor)
+    if not calls or len(calls) != 1 or not (single or type(result) in (tuple, list)):
+        return "never"
+    (call,) = calls
+    place_of = {id(value): place for place, value in enumerate(values) if isinstance(value, torch.Tensor)}
+    source_of = {key: -1 - place for key, place in place_of.items()}
+    source_of |= {id(value): place for place, value in enumerate(call.outputs)}
+    inputs = [place_of[id(value)] for value in call.inputs if id(value) in place_of]
+    results = [source_of[id(value)] for value in ((result,) if single else result) if id(value) in source_of]
+    complete = len(inputs) == len(call.inputs) and len(results) == (1 if single else len(result))
+    if not complete or not guard.holds(values):  # the call may have left another state
+        return "never"
+    readiness = call.graph.readiness(call.inputs, call.outputs)
+    if readiness != "ready":
+        return readiness
+    in_order = results == list(range(len(call.outputs)))
+    return _Way(guard, call.graph, tuple(inputs), None if in_order else tuple(results), single)
