@@ -197,6 +197,7 @@ def test_constants_are_compared() -> None:
     assert counted.by_dynamo == 4
 
 
+@pytest.mark.filterwarnings("ignore:torch.compile with fullgraph")  # torch 2.12
 def test_a_stance_that_is_set_later_holds() -> None:
     counted = Counted(_affine)
     for _ in range(3):
