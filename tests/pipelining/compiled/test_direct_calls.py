@@ -96,6 +96,19 @@ def _on_three_axes(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
     return torch.matmul(x[None].expand(2, -1, -1), weight)
 
 
+def _sizes(weight: Tensor, bias: Tensor, x: Tensor) -> tuple[Any, ...]:
+    return x.shape[0], x @ weight, None, x.shape[1] * 1.5
+
+
+def _untrained(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
+    """Has no backward graph."""
+    return x.detach() @ weight.detach() + bias.detach()
+
+
+def _handed_back(weight: Tensor, bias: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    return bias, (x @ weight).sin(), x
+
+
 def _dropped(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
     return (x @ weight).relu() * 2
 
@@ -107,13 +120,24 @@ ARGUMENTS = (
 )
 
 
-@pytest.mark.parametrize("function", [_affine, _several, _on_three_axes, _dropped])
+@pytest.mark.parametrize("function", [_affine, _several, _on_three_axes, _sizes, _handed_back, _dropped])
 def test_later_calls_do_not_go_through_dynamo_and_give_the_same(function: Callable[..., Any]) -> None:
     counted = Counted(function)
     expected = _passed(function, ARGUMENTS)
     for _ in range(5):
         _assert_equal(_passed(counted.calls, ARGUMENTS), expected)
     assert counted.by_dynamo == 2  # the second one has a backward graph
+
+
+def test_what_has_no_backward_graph_goes_round_dynamo_at_once() -> None:
+    counted = Counted(_untrained)
+    for _ in range(3):
+        _assert_equal(_passed(counted.calls, ARGUMENTS), _passed(_untrained, ARGUMENTS))
+    assert counted.by_dynamo == 1
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(counted.calls(*ARGUMENTS), _untrained(*ARGUMENTS))
+    assert counted.by_dynamo == 2
 
 
 def test_a_buffer_that_is_written_is_written_and_its_version_counts() -> None:

@@ -77,6 +77,7 @@ class DirectGraph:
         self._lay_out: Callable[[Tensor, Any], Tensor]
         self._fixed: tuple[int, ...] = ()
         self._views: tuple[int, ...] = ()
+        self._given_back: tuple[int, ...] = ()
         self._written: tuple[int, ...] = ()
 
     def add_forward(self, graph: AotGraph, run: Boxed) -> None:
@@ -115,7 +116,8 @@ class DirectGraph:
         inner = (facts.input_info[place] for place in self._without_gradient)
         if any(info.requires_grad and not info.is_leaf for info in inner):  # torch detaches those
             return "never"
-        trained = [place for place, info in enumerate(facts.output_info) if _has_tangent(info)]
+        computed = [place for place in range(len(results)) if place not in facts.aliased_out_indices]
+        trained = [place for place in computed if _has_tangent(facts.output_info[place])]
         layouts = [meta.memory_format for meta in facts.subclass_tangent_meta]
         if self._trains and (len(trained) != len(layouts) or None in layouts):
             return "never"
@@ -123,22 +125,26 @@ class DirectGraph:
         self._lay_out = coerce_to_expected_memory_format
         self._written = tuple(facts.mutated_graph_handled_indices_seen_by_autograd)
         self._views = tuple(facts.unsafe_view_out_indices)
-        self._fixed = tuple(place for place, info in enumerate(facts.output_info) if not info.requires_grad)
+        self._given_back = tuple(facts.aliased_out_indices)
+        self._fixed = tuple(place for place in computed if not facts.output_info[place].requires_grad)
         return "ready"
 
-    def run(self, inputs: list[Tensor]) -> Sequence[Tensor]:
-        """The results of the graph for these inputs. The list is emptied."""
+    def run(self, inputs: list[Tensor]) -> Sequence[Tensor | None]:
+        """The results of the graph for these inputs; None, in training, for one that is an input itself. The
+        list is emptied.
+        """
         if self._written:
             torch.autograd.graph.increment_version([inputs[place] for place in self._written])
         if self._trains:
             taken = tuple(inputs)
             inputs.clear()
-            results: tuple[Tensor, ...] = CompiledFunction.apply(self, *taken)
+            results: tuple[Tensor | None, ...] = CompiledFunction.apply(self, *taken)
             return results
         assert self._forward is not None
-        return _without_autocast(self._forward, inputs)
+        with torch.no_grad():
+            return _without_autocast(self._forward, inputs)
 
-    def forward(self, node: Any, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+    def forward(self, node: Any, inputs: list[Tensor]) -> tuple[Tensor | None, ...]:
         """Run the forward graph, and let ``node`` save what it saves."""
         assert self._forward is not None
         values = _without_autocast(self._forward, inputs)
@@ -150,6 +156,8 @@ class DirectGraph:
         results = list(values[: facts.num_outputs])
         for place in self._views:
             results[place] = torch.ops.aten._unsafe_view(results[place], results[place].shape)
+        for place in self._given_back:
+            results[place] = None
         if self._fixed:
             node.mark_non_differentiable(*[results[place] for place in self._fixed])
         node._materialize_non_diff_grads = False
@@ -175,7 +183,7 @@ class CompiledFunction(torch.autograd.Function):
     boxed_grads_call = True
 
     @staticmethod
-    def forward(ctx: Any, graph: DirectGraph, *inputs: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, graph: DirectGraph, *inputs: Tensor) -> tuple[Tensor | None, ...]:
         """See `DirectGraph.forward`."""
         ctx.graph = graph
         return graph.forward(ctx, list(inputs))
@@ -213,7 +221,7 @@ def _needs_no_frame(facts: Any) -> bool:
     """
     from torch._functorch._aot_autograd.schemas import MutationType, OutputType, PlainTensorMeta
 
-    outputs = (OutputType.non_alias, OutputType.unsafe_view_alias)
+    outputs = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.is_input)
     subclasses = [*facts.subclass_inp_meta, *facts.subclass_fw_graph_out_meta, *facts.subclass_tangent_meta]
     return (
         not facts.tokens

@@ -23,6 +23,9 @@ from partita._torch.compile.eager_stance import default_stance
 
 __all__ = ["DirectCalls", "note_call"]
 
+_CONSTANTS = (int, float, bool, str, type(None))
+"""Types of results that follow from what the guards compare: a graph computes tensors."""
+
 _MOST_WAYS = 8
 """As many kinds of calls as Dynamo compiles a function for by default, before it gives up."""
 
@@ -35,28 +38,23 @@ class _Way:
         guard: holds for them.
         graph: what they go to.
         inputs: positions of its inputs among the arguments.
-        outputs: for each result its position among the outputs, or, counted down from -1, that of the
-            argument which it is; None: all outputs, in order.
+        results: where each result comes from: the arguments, the graph's outputs, and `constants`, in a row.
+        constants: results that the graph does not compute, such as a size.
         single: whether the function returns one value, not several.
     """
 
     guard: CallGuard
     graph: DirectGraph
     inputs: tuple[int, ...]
-    outputs: tuple[int, ...] | None
+    results: tuple[int, ...]
+    constants: tuple[Any, ...]
     single: bool
 
     def run(self, values: Sequence[Any]) -> Any:
-        results = self.graph.run([values[place] for place in self.inputs])
+        sources = (*values, *self.graph.run([values[place] for place in self.inputs]), *self.constants)
         if self.single:
-            return results[0] if self.outputs is None else self._result(self.outputs[0], results, values)
-        if self.outputs is None:
-            return tuple(results)
-        return tuple([self._result(place, results, values) for place in self.outputs])
-
-    @staticmethod
-    def _result(place: int, results: Sequence[Any], values: Sequence[Any]) -> Any:
-        return results[place] if place >= 0 else values[-1 - place]
+            return sources[self.results[0]]
+        return tuple([sources[place] for place in self.results])
 
 
 class DirectCalls:
@@ -123,16 +121,19 @@ def _way(
     if not calls or len(calls) != 1 or not (single or type(result) in (tuple, list)):
         return "never"
     (call,) = calls
-    place_of = {id(value): place for place, value in enumerate(values) if isinstance(value, torch.Tensor)}
-    source_of = {key: -1 - place for key, place in place_of.items()}
-    source_of |= {id(value): place for place, value in enumerate(call.outputs)}
-    inputs = [place_of[id(value)] for value in call.inputs if id(value) in place_of]
-    results = [source_of[id(value)] for value in ((result,) if single else result) if id(value) in source_of]
-    complete = len(inputs) == len(call.inputs) and len(results) == (1 if single else len(result))
+    outcome = (result,) if single else result
+    sources = (*values, *call.outputs)
+    place_of = {id(value): place for place, value in reversed([*enumerate(sources)])}
+    constants = [value for value in outcome if type(value) in _CONSTANTS]
+    place_of |= {id(value): len(sources) + place for place, value in enumerate(constants)}
+    inputs = [place_of.get(id(value), len(sources)) for value in call.inputs]
+    complete = all(place < len(values) for place in inputs) and all(
+        id(value) in place_of for value in outcome
+    )
     if not complete or not guard.holds(values):  # the call may have left another state
         return "never"
     readiness = call.graph.readiness(call.inputs, call.outputs)
     if readiness != "ready":
         return readiness
-    in_order = results == list(range(len(call.outputs)))
-    return _Way(guard, call.graph, tuple(inputs), None if in_order else tuple(results), single)
+    results = tuple([place_of[id(value)] for value in outcome])
+    return _Way(guard, call.graph, tuple(inputs), results, tuple(constants), single)
