@@ -3,7 +3,8 @@
 ``partita bench pipeline-overhead``. CPU time of a whole ``step()`` on each of four ranks in turn, over
 torch's fake process group (nothing is sent, nobody waits), with stages of one tiny linear layer, a few steps
 in a row; less the time of the same forward and whole backward passes in a plain loop; divided by the number
-of actions. An action is an F, B, I, W, or a send or receive, which is how torch counts.
+of actions. An action is an F, B, I, W, or a send or receive, which is how torch counts. Of stages that
+``torch.compile`` has compiled (``aot_eager``) it is what goes beyond the same compiled layers in a loop.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ _NAMES = (
     *("GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B"),
     *("DualPipeV", "InterleavedZeroBubble", "ZBVZeroBubble"),
 )
+_COMPILED = ("1F1B", "ZBVZeroBubble")
+"""Measured with compiled stages too: a schedule of whole backward passes, and one of passes in halves."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +61,21 @@ class Row:
     """One schedule: microseconds of Python an action, over all ranks; medians of rounds.
 
     Attributes:
+        compiled: whether the stages are.
         actions: of all ranks in one step.
-        gain: torch's over ours, round by round.
+        theirs_us: torch's; None where it refuses.
+        gain: torch's over ours, round by round; likewise.
     """
 
     schedule: str
+    compiled: bool
     ranks: int
     stages: int
     microbatches: int
     actions: int
     ours_us: float
-    theirs_us: float
-    gain: Ratio
+    theirs_us: float | None
+    gain: Ratio | None
 
 
 def main(*, quick: bool = False, json_path: Path | None = None, console: Console | None = None) -> list[Row]:
@@ -83,40 +89,49 @@ def main(*, quick: bool = False, json_path: Path | None = None, console: Console
     torch.set_num_threads(1)
     try:
         names = ("1F1B", "ZBVZeroBubble") if quick else _NAMES
-        rows = [measure(name, 8 if quick else 32, 1 if quick else _ROUNDS) for name in names]
+        microbatches, rounds = (8, 1) if quick else (32, _ROUNDS)
+        rows = [measure(name, microbatches, rounds) for name in names]
+        rows += [measure(name, microbatches, rounds, compiled=True) for name in _COMPILED]
     finally:
         torch.set_num_threads(threads)
     table = Table("schedule", "actions", "here, µs an action", "torch, µs an action", "torch / here")
     for row in rows:
-        table.add_row(
-            row.schedule, str(row.actions), f"{row.ours_us:.1f}", f"{row.theirs_us:.1f}", str(row.gain)
-        )
+        name = f"{row.schedule}, compiled" if row.compiled else row.schedule
+        theirs = "refuses" if row.theirs_us is None else f"{row.theirs_us:.1f}"
+        table.add_row(name, str(row.actions), f"{row.ours_us:.1f}", theirs, str(row.gain or ""))
     console.print(table)
     write_json(json_path, "pipeline_overhead", rows)
     return rows
 
 
-def measure(name: str, microbatches: int, rounds: int) -> Row:
+def measure(name: str, microbatches: int, rounds: int, *, compiled: bool = False) -> Row:
     """Measure one schedule."""
     stages = _RANKS * _STAGES_PER_RANK.get(name, 2)
-    layers = [nn.Linear(_WIDTH, _WIDTH) for _ in range(stages)]
+    layers: list[nn.Module] = [nn.Linear(_WIDTH, _WIDTH) for _ in range(stages)]
     example = torch.randn(1, _WIDTH)
     spec = {str(number): SplitPoint.END for number in range(stages - 1)}
-    pipe = pipeline(nn.Sequential(*layers), (example,), split_spec=spec)
+    options: dict[str, Any] = {"compile": "aot_eager"} if compiled else {}
+    pipe = pipeline(nn.Sequential(*layers), (example,), split_spec=spec, **options)
+    if compiled:
+        layers = [torch.compile(layer, backend="aot_eager") for layer in layers]  # type: ignore[misc]
+    both = not compiled or name in _STAGES_PER_RANK  # torch can't split a compiled stage's backward pass
     plan = get_schedule(name)(stages, microbatches, _RANKS)
     x, target = torch.randn(microbatches, _WIDTH), torch.randn(microbatches, _WIDTH)
-    taken: dict[str, list[list[float]]] = {"ours": [], "theirs": [], "bare": []}
+    taken: dict[str, list[list[float]]] = {"ours": [], "bare": [], **({"theirs": []} if both else {})}
     actions = 0
     for rank in range(_RANKS):
         with _fake_world(rank, _RANKS) as group:
             ours = _ours(name, pipe, plan, rank, microbatches, group)
-            other = _theirs(name, layers, plan, rank, microbatches, example)
             actions += sum(len(action.parts) or 1 for action in ours.schedule().actions(rank))
             subjects = {
                 "ours": _repeated(partial(ours.step, x, target=target)),
-                "theirs": _repeated(_their_step(other, plan, rank, x, target)),
                 "bare": _repeated(_bare(layers, plan, rank, example)),
             }
+            if both:
+                other = _theirs(name, layers, plan, rank, microbatches, example)
+                subjects["theirs"] = _repeated(_their_step(other, plan, rank, x, target))
+            for run in subjects.values():  # a compiler compiles, and guards are seen to hold
+                run()
             for side, seconds in in_turn(subjects, rounds=rounds, clock=time.thread_time).items():
                 taken[side].append(seconds)
     totals = {side: [sum(of_rank) for of_rank in zip(*parts, strict=True)] for side, parts in taken.items()}
@@ -125,17 +140,19 @@ def measure(name: str, microbatches: int, rounds: int) -> Row:
             1e6 * (whole - bare) / (actions * _STEPS)
             for whole, bare in zip(totals[side], totals["bare"], strict=True)
         ]
-        for side in ("ours", "theirs")
+        for side in totals
+        if side != "bare"
     }
     return Row(
         name,
+        compiled,
         _RANKS,
         stages,
         microbatches,
         actions,
         statistics.median(overhead["ours"]),
-        statistics.median(overhead["theirs"]),
-        ratio(overhead["theirs"], overhead["ours"]),
+        statistics.median(overhead["theirs"]) if both else None,
+        ratio(overhead["theirs"], overhead["ours"]) if both else None,
     )
 
 
@@ -240,7 +257,7 @@ class _TheirStage(theirs.PipelineStage):
 
 
 def _theirs(
-    name: str, layers: list[nn.Linear], plan: Schedule, rank: int, microbatches: int, example: Tensor
+    name: str, layers: Sequence[nn.Module], plan: Schedule, rank: int, microbatches: int, example: Tensor
 ) -> Any:
     device = torch.device("cpu")
     stages = [
@@ -265,7 +282,7 @@ def _their_step(schedule: Any, plan: Schedule, rank: int, x: Tensor, target: Ten
     return lambda: schedule.step(*args, **kwargs)
 
 
-def _bare(layers: list[nn.Linear], plan: Schedule, rank: int, example: Tensor) -> Callable[[], object]:
+def _bare(layers: Sequence[nn.Module], plan: Schedule, rank: int, example: Tensor) -> Callable[[], object]:
     """The same passes without a runtime: whole backward passes, also where the schedule cuts them."""
     own_stages, last = _stages_of(plan, rank), plan.stages - 1
     gradient = torch.ones_like(example)
