@@ -19,7 +19,7 @@ from partita.pipelining.frontends.graph.units.unit_runs import GraphLoss
 from partita.planning import CostModel, Plan, StageCost
 from partita.planning.costs.recompute import recomputed_cost
 from partita.planning.costs.shared_on_rank import shared_on_rank
-from partita.planning.costs.tied_gradients import tied_messages
+from partita.planning.costs.tied_gradients import summed_gradients, tied_messages
 from partita.runtime import ProcessGroupComm
 
 __all__ = [
@@ -125,6 +125,7 @@ def stage_costs(costs: CostModel, plan: Plan) -> list[StageCost]:
     """What the stages of a plan cost."""
     cuts = [0, *(stage.last_unit + 1 for stage in plan.stages)]
     shared, tied = shared_on_rank(costs, cuts, plan.placement), tied_messages(costs, cuts)
+    summed = summed_gradients(costs, cuts)
     return [
         replace(
             recomputed_cost(
@@ -135,6 +136,7 @@ def stage_costs(costs: CostModel, plan: Plan) -> list[StageCost]:
                 shared=shared[stage.index],
             ),
             tied_gradients=tied[stage.index],
+            summed_gradients=summed[stage.index],
         )
         for stage in plan.stages
     ]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -44,6 +45,16 @@ def test_a_plan_for_one_sum_a_step_of_tied_gradients_says_so() -> None:
     assert search(reduced_tied_gradients(tied), Cluster(2))[0].plan.tied_gradients == "reduced"
     with pytest.raises(PlanError, match="tied_gradients is 'never': give exact or reduced"):
         replace(exact, tied_gradients="never")
+
+
+@pytest.mark.parametrize("pair", [[0], [0, 8, 9]])
+def test_a_file_with_a_pair_that_is_none_is_refused(pair: list[int]) -> None:
+    """It was read, and the simulator ended in a ValueError."""
+    saved = json.loads(plan().to_json())
+    saved["stages"][2]["tied_gradients"] = [pair]
+    message = rf"Plan.stages\[2\].tied_gradients\[0\] is a list of {len(pair)}: give 2 values, or save it"
+    with pytest.raises(PlanError, match=message):
+        Plan.from_json(json.dumps(saved))
 
 
 def test_a_table_has_one_row_a_stage() -> None:

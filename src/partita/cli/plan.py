@@ -26,10 +26,11 @@ from partita.cli.output.stdout import drawing_width, stdout_console
 from partita.cli.pages.large_values import large_value_words
 from partita.cli.pages.plan_page import Planned, gains_of
 from partita.errors import UsageError
-from partita.planning import CostModel, Plan, reduced_tied_gradients, schedule_names
+from partita.planning import CostModel, reduced_tied_gradients, schedule_names
 from partita.reporting import (
     candidate_table,
     format_bytes,
+    format_seconds,
     planned_stage_rows,
     planned_table,
     render_plan_html,
@@ -181,7 +182,7 @@ def plan(
         console = stdout_console()
         console.print(_assumptions(assumed), soft_wrap=True)
         _show(console, planned)
-        for words in (*large_value_words(costs, planned.plan), *_tied_words(costs, planned.plan)):
+        for words in (*large_value_words(costs, planned.plan), *_tied_words(costs, planned)):
             console.print(words, soft_wrap=True)
     for path in written:
         print(f"wrote {path}", file=sys.stderr if as_json else sys.stdout)
@@ -198,15 +199,21 @@ def _assumptions(assumed: Mapping[str, str]) -> str:
     )
     if "tied gradients" in assumed:
         lines.append(
-            "tied weights: one sum of their gradients after each step (tied_gradients='reduced'), which is "
-            "not in the times; a schedule that is made from the plan does that"
+            "tied weights: one sum of their gradients after each step (tied_gradients='reduced'); a schedule "
+            "that is made from the plan does that"
         )
     return "\n".join(lines)
 
 
-def _tied_words(costs: CostModel, plan: Plan) -> tuple[str, ...]:
-    """What gradients of tied weights do in each microbatch of a plan, and how to do without."""
-    if not any(stage.tied_gradients for stage in plan.stages):
+def _tied_words(costs: CostModel, planned: Planned) -> tuple[str, ...]:
+    """What gradients of tied weights do in each microbatch of a plan, and how to do without; or what their
+    sums take.
+    """
+    stages, simulation = planned.plan.stages, planned.simulation
+    if any(stage.summed_gradients for stage in stages):
+        sums_s = simulation.makespan_s - max(span.end_s for span in simulation.spans)
+        return (f"the step ends {format_seconds(sums_s)} after its last pass, with the gradients' sum",)
+    if not any(stage.tied_gradients for stage in stages):
         return ()
     size = format_bytes(sum(tied.gradient_bytes for tied in costs.tied))
     return (

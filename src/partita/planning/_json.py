@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
 from types import NoneType, UnionType
@@ -117,6 +117,15 @@ def _decode_object(kind: type[T], data: Any, where: str) -> T:
     return kind(**arguments)
 
 
+def _hints_of_items(hints: tuple[Any, ...], count: int, where: str) -> Sequence[Any]:
+    """One for each item of a list that is a frozenset, a tuple of any length or one of a fixed length."""
+    if len(hints) == 1 or hints[-1] is Ellipsis:
+        return (hints[0],) * count
+    if len(hints) != count:
+        raise PlanError(f"{where} is a list of {count}: give {len(hints)} values, or save it again")
+    return hints
+
+
 def _decode(hint: Any, value: Any, where: str) -> Any:
     origin = get_origin(hint)
     if origin in (Union, UnionType):
@@ -128,8 +137,9 @@ def _decode(hint: Any, value: Any, where: str) -> Any:
             return _decode(hint, value, where)
     elif origin in (tuple, frozenset):
         if isinstance(value, list):
-            item_hint = get_args(hint)[0]
-            return origin(_decode(item_hint, item, f"{where}[{index}]") for index, item in enumerate(value))
+            hints = _hints_of_items(get_args(hint), len(value), where)
+            items = enumerate(zip(hints, value, strict=True))
+            return origin(_decode(own, item, f"{where}[{index}]") for index, (own, item) in items)
     elif hasattr(hint, "parse"):
         if isinstance(value, str):
             return hint.parse(value)

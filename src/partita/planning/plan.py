@@ -47,6 +47,8 @@ class StagePlan:
             bytes.
         handed_gradients: the earlier stages on the same rank that B or I hands gradients of values to, each
             with their bytes.
+        summed_gradients: the gradients that are summed with those of later stages once, after the step: the
+            bytes of each, and those stages.
         recompute: regions of neighbouring units, as (first, last) by index: only what enters a region is
             kept, and the region is computed again in the backward pass. All other numbers here are those
             without recomputation.
@@ -81,6 +83,7 @@ class StagePlan:
     returned_gradient_bytes: int = 0
     tied_gradients: tuple[tuple[int, int], ...] = ()
     handed_gradients: tuple[tuple[int, int], ...] = ()
+    summed_gradients: tuple[tuple[int, tuple[int, ...]], ...] = ()
     recompute: tuple[tuple[int, int], ...] = ()
     recomputed: StageCost | None = None
     time_s: float = 0.0

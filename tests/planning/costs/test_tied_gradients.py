@@ -19,7 +19,7 @@ from partita.planning import (
 )
 from partita.planning.costs.recompute import recomputed_cost
 from partita.planning.costs.shared_on_rank import shared_on_rank
-from partita.planning.costs.tied_gradients import tied_gradients, tied_messages
+from partita.planning.costs.tied_gradients import summed_gradients, tied_gradients, tied_messages
 
 
 def costs(units: tuple[int, ...] = (0, 3)) -> CostModel:
@@ -146,3 +146,30 @@ def test_with_one_sum_a_step_nothing_is_sent_and_the_share_is_computed_in_w() ->
     assert tied_messages(reduced, (0, 1, 4)) == [(), ()]
     assert tied_gradients(reduced, 1, 3) == tied_gradients(replace(costs(), tied=()), 1, 3)
     assert reduced.parameter_bytes(0, 3) == costs().parameter_bytes(0, 3)
+
+
+def test_the_first_holder_has_the_sum_with_all_later_ones() -> None:
+    reduced = reduced_tied_gradients(costs((0, 2, 3)))
+    assert summed_gradients(reduced, (0, 1, 2, 3, 4)) == [((80, (2, 3)),), (), (), ()]
+    assert summed_gradients(reduced, (0, 1, 2, 4)) == [((80, (2,)),), (), ()]
+    assert summed_gradients(reduced, (0, 4)) == [()]
+    assert summed_gradients(costs((0, 2, 3)), (0, 1, 4)) == [(), ()]
+
+
+def test_a_plan_with_one_sum_a_step_ends_with_it() -> None:
+    """Its time was left out, so that one sum over a slow link looked like none."""
+    slow = Cluster(4, bandwidth_bytes_per_s=4.0)
+    plan = plan_stages(reduced_tied_gradients(costs()), 4, schedule="1F1B", microbatches=1, cluster=slow)
+    result = simulate(schedule_of(plan), plan)
+    assert result.makespan_s == 4 * 4 + 2 * 3 + 2 * 40 / 4
+    again = Plan.from_json(plan.to_json())
+    assert simulate(schedule_of(again), again).makespan_s == result.makespan_s
+
+
+def test_what_a_search_says_of_sums_is_what_the_simulator_says() -> None:
+    slow = Cluster(2, bandwidth_bytes_per_s=8.0)
+    candidates = search(reduced_tied_gradients(costs()), slow, microbatches=4)
+    for candidate in candidates:
+        plan = candidate.plan
+        assert candidate.makespan_s == simulate(schedule_of(plan), plan).makespan_s
+    assert any(stage.summed_gradients for one in candidates for stage in one.plan.stages)

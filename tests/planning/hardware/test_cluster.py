@@ -43,6 +43,18 @@ def test_a_ring_sends_everything_twice_but_for_the_own_share() -> None:
     assert Cluster(4, bandwidth_bytes_per_s=10.0, latency_s=0.5).all_reduce_s(40) == 6 * (0.5 + 1.0)
 
 
+def test_a_ring_of_some_ranks_takes_their_links_alone() -> None:
+    cluster = Cluster.of_nodes(2, 4, NVLINK, CARD)
+    assert cluster.all_reduce_s(800, (1, 2)) == 2 * (0.125 + 400 / 400)
+    assert cluster.all_reduce_s(800, (0, 4)) == cluster.transfer_s(400, 0, 4) + cluster.transfer_s(400, 4, 0)
+    assert cluster.all_reduce_s(800, (3,)) == 0.0
+
+
+def test_each_step_of_a_ring_works_for_two_messages() -> None:
+    cluster = Cluster(2, 4.0, 1.0, overhead_s=0.5, overhead_s_per_byte=0.25)
+    assert cluster.all_reduce_s(8) == 2 * (1.0 + 4 / 4 + 2 * cluster.handling_s(4, 0, 1))
+
+
 def test_one_rank_has_nothing_to_reduce() -> None:
     assert Cluster(1, 1.0, 1.0).all_reduce_s(10**9) == 0.0
 

@@ -43,6 +43,8 @@ class StageCost:
             bytes; for those on other ranks they count in `returned_gradient_bytes` too.
         handed_gradients: the earlier stages on the same rank that B or I hands gradients of values to, each
             with their bytes: they wait there until that stage's B or I.
+        summed_gradients: the gradients that are summed with those of later stages once, after the step: the
+            bytes of each, and those stages.
         recompute_s: seconds of the forward pass of what is computed again, at the start of B or I.
         recompute_bytes: what that brings back, kept to the end of B (of W, where it is split).
         unshard_s: seconds to gather the parameters of a sharded stage.
@@ -78,6 +80,7 @@ class StageCost:
     returned_gradient_bytes: int = 0
     tied_gradients: tuple[tuple[int, int], ...] = ()
     handed_gradients: tuple[tuple[int, int], ...] = ()
+    summed_gradients: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     def __post_init__(self) -> None:
         for what in ("forward_s", "backward_s", "recompute_s", "unshard_s", "reduce_grad_s"):
@@ -111,6 +114,10 @@ class StageCost:
             for stage, size in getattr(self, what):
                 require_amount(stage, f"a stage of {what}")
                 require_amount(size, f"bytes of {what}")
+        for size, stages in self.summed_gradients:
+            require_amount(size, "bytes of summed_gradients")
+            for stage in stages:
+                require_amount(stage, "a stage of summed_gradients")
         if self.overlap_s is not None:
             require_seconds(self.overlap_s, "overlap_s")
 

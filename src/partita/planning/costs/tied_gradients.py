@@ -20,6 +20,7 @@ from partita.planning.costs.cost_model import CostModel
 __all__ = [
     "TiedGradients",
     "reduced_tied_gradients",
+    "summed_gradients",
     "tied_gradients",
     "tied_gradients_of",
     "tied_messages",
@@ -90,10 +91,28 @@ def tied_messages(costs: CostModel, cuts: Sequence[int]) -> list[tuple[tuple[int
     return [tuple(sorted(of_stage.items())) for of_stage in sizes]
 
 
+def summed_gradients(costs: CostModel, cuts: Sequence[int]) -> list[tuple[tuple[int, tuple[int, ...]], ...]]:
+    """For each stage, the gradients of parameters that it is the first to hold and that are summed once a
+    step: the bytes of each, and the later stages that hold the parameter too.
+
+    >>> from partita.planning import TiedUnits, Unit
+    >>> units = tuple(Unit(name, 1.0, 2.0, parameter_bytes=8) for name in "abc")
+    >>> costs = CostModel(units, (4, 4), tied=(TiedUnits((0, 2), 8, gradient_bytes=8),))
+    >>> summed_gradients(reduced_tied_gradients(costs), (0, 1, 2, 3))
+    [((8, (2,)),), (), ()]
+    """
+    sums: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in cuts[1:]]
+    for tied in costs.tied:
+        first, *later = dict.fromkeys(bisect_right(cuts, unit) - 1 for unit in tied.units)
+        if tied.reduced_bytes and later:
+            sums[first].append((tied.reduced_bytes, tuple(later)))
+    return [tuple(of_stage) for of_stage in sums]
+
+
 def reduced_tied_gradients(costs: CostModel) -> CostModel:
     """The same costs for a schedule that is made with ``tied_gradients="reduced"``: each stage adds up its
-    own share, so no gradient of tied parameters is sent in the step or waits in it. The one sum after the
-    step is not counted. Plans made from them say so, and `Pipe.schedule` follows.
+    own share, so no gradient of tied parameters is sent in the step or waits in it, and one sum follows the
+    step. Plans made from them say so, and `Pipe.schedule` follows.
 
     >>> from partita.planning import TiedUnits, Unit
     >>> units = tuple(Unit(name, 1.0, 2.0, parameter_bytes=8) for name in "abc")

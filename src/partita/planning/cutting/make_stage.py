@@ -21,6 +21,7 @@ def make_stage(
     peak_bytes: int = 0,
     shared: SharedOnRank = NOTHING_SHARED,
     tied: tuple[tuple[int, int], ...] = (),
+    summed: tuple[tuple[int, tuple[int, ...]], ...] = (),
 ) -> StagePlan:
     """Stage number `index`, of the units from `first_unit` to `last_unit`, of which `regions` are recomputed.
 
@@ -29,6 +30,7 @@ def make_stage(
         peak_bytes: see `StagePlan`.
         shared: as in `recomputed_cost`.
         tied: see `StagePlan.tied_gradients`.
+        summed: see `StagePlan.summed_gradients`.
     """
     units = costs.units[first_unit : last_unit + 1]
     cost = recomputed_cost(costs, first_unit, last_unit, shared=shared)
@@ -58,6 +60,7 @@ def make_stage(
         returned_gradient_bytes=cost.returned_gradient_bytes,
         tied_gradients=tied,
         handed_gradients=cost.handed_gradients,
+        summed_gradients=summed,
         recompute=regions,
         recomputed=recomputed,
         time_s=time_s,

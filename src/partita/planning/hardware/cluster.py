@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
+from typing import NamedTuple
 
 from partita.errors import PlanError
 from partita.planning import _json
@@ -285,17 +286,21 @@ class Cluster:
             for way, rank in (("out", sender), ("in", receiver))
         )
 
-    def all_reduce_s(self, size_bytes: int) -> float:
-        """Seconds to sum over all r ranks by a ring: ``2 (r - 1)`` steps of an r-th of the bytes each.
+    def all_reduce_s(self, size_bytes: int, ranks: Sequence[int] | None = None) -> float:
+        """Seconds to sum over r ranks by a ring: ``2 (r - 1)`` steps of an r-th of the bytes each.
 
         (P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
         2009.) Each rank sends to the next and the last to the first; a step takes the largest latency and the
         smallest bandwidth of these links, where a link that serves n of them has an n-th of its bandwidth.
+        In each step a rank works for the message that it sends and for the one that it takes.
+
+        Args:
+            size_bytes: of the tensor that each rank has.
+            ranks: those that sum; all where it is not given.
         """
         require_amount(size_bytes, "size_bytes")
-        steps = 2 * (self.ranks - 1)
-        latency_s, bandwidth = self._ring
-        return steps * (latency_s + size_bytes / self.ranks / bandwidth)
+        ring = self._ring if ranks is None else self._ring_of(tuple(ranks))
+        return ring.seconds(size_bytes)
 
     def slowed(self, factor: float) -> Cluster:
         """The same with links on which everything takes `factor` times as long. Ranks work for messages as
@@ -363,17 +368,33 @@ class Cluster:
         return (*kinds, *self.pairs)
 
     @cached_property
-    def _ring(self) -> tuple[float, float]:
-        """The latency and the bandwidth of a step around the ring."""
-        hops = [(rank, (rank + 1) % self.ranks) for rank in range(self.ranks)] if self.ranks > 1 else []
+    def _ring(self) -> _Ring:
+        return self._ring_of(range(self.ranks))
+
+    def _ring_of(self, ranks: Sequence[int]) -> _Ring:
+        hops = list(zip(ranks, (*ranks[1:], ranks[0]), strict=True)) if len(ranks) > 1 else []
         uses: dict[Hashable, int] = {}
         for hop in hops:
             for name in self.links(*hop):
                 uses[name] = uses.get(name, 0) + 1
-        latency_s, bandwidth = 0.0, math.inf
+        latency_s, byte_s = 0.0, 0.0
         for hop in hops:
             _, link = self._level(*hop)
             sharing = max(uses[name] for name in self.links(*hop))
             latency_s = max(latency_s, link.latency_s)
-            bandwidth = min(bandwidth, link.bandwidth_bytes_per_s / sharing)
-        return latency_s, bandwidth
+            byte_s = max(byte_s, sharing / link.bandwidth_bytes_per_s)
+        joined = [self._level(*hop)[1] for hop in hops]
+        overhead_s = max((link.overhead_s for link in joined), default=0.0)
+        overhead_byte_s = max((link.overhead_s_per_byte for link in joined), default=0.0)
+        return _Ring(len(ranks), latency_s + 2 * overhead_s, byte_s + 2 * overhead_byte_s)
+
+
+class _Ring(NamedTuple):
+    """Ranks that sum by a ring, and what one of its steps takes: as such, and for each byte."""
+
+    ranks: int
+    step_s: float
+    byte_s: float
+
+    def seconds(self, size_bytes: int) -> float:
+        return 2 * (self.ranks - 1) * (self.step_s + size_bytes / self.ranks * self.byte_s)

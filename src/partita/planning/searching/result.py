@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from partita.planning.costs.tied_gradients import tied_gradients_of, tied_messages
+from partita.planning.costs.tied_gradients import summed_gradients, tied_gradients_of, tied_messages
 from partita.planning.cutting.make_stage import make_stage
 from partita.planning.generators.plan_schedule import schedule_of
 from partita.planning.generators.registry import get_schedule, schedule_names
@@ -44,8 +44,8 @@ class Candidate:
 def candidate_of(case: Case, trial: Trial) -> Candidate:
     """The plan of a trial, simulated.
 
-    Where ranks share links, passes run together or gradients of tied parameters travel, only the simulator
-    knows the times; else the clock of the search has the same ones.
+    Where ranks share links, passes run together or gradients of tied parameters travel or are summed, only
+    the simulator knows the times; else the clock of the search has the same ones.
     """
     plan = _plan(case, trial)
     if _needs_simulation(case, trial):
@@ -81,7 +81,7 @@ def _needs_simulation(case: Case, trial: Trial) -> bool:
     ranks = trial.layout.stage_ranks
     pairs = {pair for one, other in pairwise(ranks) if one != other for pair in ((one, other), (other, one))}
     links = [link for pair in pairs for link in case.cluster.links(*pair)]
-    is_tied = any(tied_messages(case.costs, trial.cuts))
+    is_tied = any((*tied_messages(case.costs, trial.cuts), *summed_gradients(case.costs, trial.cuts)))
     return is_tied or trial.name == "DualPipeV" or len(set(links)) < len(links)
 
 
@@ -90,6 +90,7 @@ def _plan(case: Case, trial: Trial) -> Plan:
     costs = case.stages(trial.layout, trial.cuts, trial.regions)
     in_flight = _in_flight(trial)
     shared, tied = case.shared(trial.layout, trial.cuts), tied_messages(case.costs, trial.cuts)
+    summed = summed_gradients(case.costs, trial.cuts)
     stages = tuple(
         make_stage(
             case.costs,
@@ -102,6 +103,7 @@ def _plan(case: Case, trial: Trial) -> Plan:
             peak_bytes=costs[index].static_bytes + in_flight[index] * costs[index].activation_bytes,
             shared=shared[index],
             tied=tied[index],
+            summed=summed[index],
         )
         for index, (start, end) in enumerate(pairwise(trial.cuts))
     )

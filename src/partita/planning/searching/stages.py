@@ -9,7 +9,7 @@ from partita.errors import InfeasiblePlan
 from partita.planning._check import require_amount, require_copies, require_count, require_part
 from partita.planning.costs.cost_model import CostModel
 from partita.planning.costs.shared_on_rank import shared_on_rank
-from partita.planning.costs.tied_gradients import tied_gradients_of, tied_messages
+from partita.planning.costs.tied_gradients import summed_gradients, tied_gradients_of, tied_messages
 from partita.planning.cutting._cuts import CutProblem, Cuts, find_cuts
 from partita.planning.cutting._rank_memory import find_cuts_within
 from partita.planning.cutting.cut_problem import PER_SECOND, make_cut_problem
@@ -129,6 +129,7 @@ def plan_stages(
         raise AssertionError("unreachable: without a limit every number of stages up to the most can be had")
     # 4. Say what each stage takes.
     shared, tied = shared_on_rank(costs, cuts, placement), tied_messages(costs, cuts)
+    summed = summed_gradients(costs, cuts)
     chosen = tuple(
         make_stage(
             costs,
@@ -139,6 +140,7 @@ def plan_stages(
             peak_bytes=problem.bytes_held(index, start, end),
             shared=shared[index],
             tied=tied[index],
+            summed=summed[index],
         )
         for index, ((start, end), rank) in enumerate(zip(pairwise(cuts), placement, strict=True))
     )

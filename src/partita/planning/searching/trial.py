@@ -12,7 +12,7 @@ from partita.planning.costs.recompute import Regions, recompute_options, recompu
 from partita.planning.costs.shared_on_rank import shared_on_rank
 from partita.planning.costs.spanning import NOTHING_SHARED, SharedOnRank
 from partita.planning.costs.stage_cost import StageCost
-from partita.planning.costs.tied_gradients import tied_messages
+from partita.planning.costs.tied_gradients import summed_gradients, tied_messages
 from partita.planning.cutting._cuts import Cuts
 from partita.planning.generators.making.problem import Problem, scheduling_problem
 from partita.planning.hardware.cluster import Cluster
@@ -21,12 +21,14 @@ from partita.planning.searching.layouts import Layout
 from partita.planning.searching.orders.clock import (
     Pass,
     Rows,
+    Timing,
     make_schedule,
     most_held,
     overflow,
     run_rows,
 )
 from partita.planning.searching.orders.row_memory import State, peak_of, row_states
+from partita.planning.simulating.gradient_sums import gradient_sums
 from partita.planning.simulating.memory import peak_bytes
 
 __all__ = ["Case", "Trial"]
@@ -48,7 +50,7 @@ class Trial:
         cuts: the places of all borders, ends included.
         regions: for each stage, what it recomputes.
         rows: for each rank its passes.
-        end_s: when the step ends; infinite where it never does.
+        end_s: when the step ends, sums of tied parameters' gradients included; infinite where it never does.
         total_s: the ends of all ranks added up.
         over: for each rank, by how many bytes its memory is exceeded; 0 or less where it fits.
     """
@@ -90,6 +92,7 @@ class Case:
         self._schedules: dict[tuple[object, ...], tuple[Rows, Schedule]] = {}
         self._limits = [cluster.memory(rank) for rank in range(cluster.ranks)]
         self._sends_tied = any(tied.gradient_bytes for tied in costs.tied)
+        self._sums_tied = any(tied.reduced_bytes for tied in costs.tied)
 
     def changed(
         self,
@@ -177,7 +180,19 @@ class Case:
             over = self._overflow(problem, layout, cuts, chosen, rows)
         timing = run_rows(problem, rows)
         end_s, total_s = (float("inf"),) * 2 if timing is None else (timing.end_s, timing.total_s)
+        if timing is not None and self._sums_tied:
+            end_s = self._end_of_sums(problem, layout, cuts, rows, timing)
         return Trial(name, layout, cuts, chosen, rows, end_s, total_s, tuple(over))
+
+    def _end_of_sums(self, problem: Problem, layout: Layout, cuts: Cuts, rows: Rows, timing: Timing) -> float:
+        sums = summed_gradients(self.costs, cuts)
+        stages = [StageCost(0.0, 0.0, summed_gradients=own) for own in sums]
+        ends = [
+            [starts[-1] + problem.seconds[row[-1][0]][row[-1][1]]] if row else []
+            for row, starts in zip(rows, timing.starts, strict=True)
+        ]
+        after = gradient_sums(stages, layout.stage_ranks, self.cluster, ends)
+        return max([timing.end_s, *(one.end_s for one in after)])
 
     def _overflow(
         self, problem: Problem, layout: Layout, cuts: Cuts, regions: Sequence[Regions], rows: Rows

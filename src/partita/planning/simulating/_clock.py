@@ -13,6 +13,7 @@ from partita.planning.hardware.cluster import Cluster
 from partita.planning.schedules._program import describe_key
 from partita.planning.schedules.schedule import Schedule
 from partita.planning.simulating._step_program import COLLECTIVE, COMPUTE, StepProgram, step_program
+from partita.planning.simulating.gradient_sums import GradientSum, gradient_sums
 
 __all__ = ["StepTimes", "bubble_of", "step_times"]
 
@@ -31,6 +32,7 @@ class StepTimes:
         ready: for each value, when it is there; negative where it never is. Messages are values.
         sent: likewise when a message leaves; negative for what is no message.
         busy_s: for each rank, the seconds in which it computes.
+        sums: what the ranks sum after the step.
     """
 
     program: StepProgram
@@ -39,11 +41,13 @@ class StepTimes:
     ready: list[float]
     sent: list[float]
     busy_s: tuple[float, ...]
+    sums: tuple[GradientSum, ...] = ()
 
     @property
     def makespan_s(self) -> float:
         """When the last operation ends."""
-        return max((max(ends) for ends in self.ends if ends), default=0.0)
+        ends = [*(max(ends) for ends in self.ends if ends), *(one.end_s for one in self.sums)]
+        return max(ends, default=0.0)
 
     @property
     def rank_span_s(self) -> tuple[float, ...]:
@@ -91,7 +95,8 @@ def step_times(
     busy = tuple(
         sum(operation.seconds for operation, _ in row if operation.role == COMPUTE) for row in program.rows
     )
-    return StepTimes(program, clock.starts, clock.ends, clock.ready, clock.sent, busy)
+    sums = gradient_sums(costs, schedule.stage_ranks, cluster, clock.ends)
+    return StepTimes(program, clock.starts, clock.ends, clock.ready, clock.sent, busy, sums)
 
 
 class _Clock:

@@ -172,7 +172,8 @@ class Causes:
         before = self._lane[span.rank][at - 1] if at else None
         if before is not None and before.end_s == span.start_s and before.end_s > before.start_s:
             return before
-        ended = (one for one in self._of_rank[span.rank] if one.end_s == span.start_s)
+        rows = [self._of_rank[span.rank], *self._of_rank.values(), *self._lane.values()]
+        ended = (one for row in rows for one in row if one.end_s == span.start_s and one is not span)
         return next(ended, None)
 
     def _links(self, span: Span) -> tuple[Hashable, ...]:

@@ -35,7 +35,8 @@ class Simulation:
         spans: the compute actions, in the order in which they start.
         transfers: the messages, as SEND_F and SEND_B actions of the sending rank, from the start of the
             transfer to its end, in the order in which they start.
-        collectives: the UNSHARD and REDUCE_GRAD actions that take time, likewise.
+        collectives: the UNSHARD and REDUCE_GRAD actions that take time, likewise; then the sums of
+            `StageCost.summed_gradients`, on each rank that takes part as a REDUCE_GRAD of that stage.
         stage_ranks: the rank of each stage.
         costs: what was simulated.
         cluster: the ranks and links on which.
@@ -158,8 +159,9 @@ def simulate(
     that to the nearest stage goes first.
 
     UNSHARD and REDUCE_GRAD run beside the passes, one at a time on each rank, in order; a stage's first pass
-    after an UNSHARD waits for it, and the step ends when the last REDUCE_GRAD has. RESHARD takes no time. The
-    result depends on the arguments alone.
+    after an UNSHARD waits for it, and the step ends when the last REDUCE_GRAD has. RESHARD takes no time.
+    `StageCost.summed_gradients` are summed at the end (`Cluster.all_reduce_s`), as soon as each of the ranks
+    has done all else. The result depends on the arguments alone.
 
     Args:
         schedule: with or without sends and receives; its idle ticks are left out of account.
@@ -195,7 +197,7 @@ def _simulation(
         peak_bytes=peak_bytes(schedule, costs),
         spans=_in_order(_spans(times, COMPUTE)),
         transfers=_in_order(_transfers(times, schedule)),
-        collectives=_in_order(_spans(times, COLLECTIVE)),
+        collectives=_in_order((*_spans(times, COLLECTIVE), *_sums(times))),
         stage_ranks=schedule.stage_ranks,
         costs=tuple(costs),
         cluster=cluster,
@@ -229,6 +231,12 @@ def _transfers(times: StepTimes, schedule: Schedule) -> Iterator[Span]:
                 yield Span(rank, action, leaves_s, times.ready[edge.first + microbatch])
 
 
+def _sums(times: StepTimes) -> Iterator[Span]:
+    for stage, ranks, start_s, end_s in times.sums:
+        for rank in ranks if end_s > start_s else ():
+            yield Span(rank, Action(stage, ActionKind.REDUCE_GRAD), start_s, end_s)
+
+
 def _send_kind(edge: TimedEdge) -> ActionKind:
     return ActionKind.SEND_F if edge.what == "F>" else ActionKind.SEND_B
 
@@ -251,7 +259,12 @@ def stage_costs(plan: Plan) -> tuple[StageCost, ...]:
 def _stage_cost(plan: Plan, stage: StagePlan) -> StageCost:
     static_bytes = round(plan.parameter_copies * stage.parameter_bytes)
     if stage.recomputed is not None:
-        return replace(stage.recomputed, static_bytes=static_bytes, tied_gradients=stage.tied_gradients)
+        return replace(
+            stage.recomputed,
+            static_bytes=static_bytes,
+            tied_gradients=stage.tied_gradients,
+            summed_gradients=stage.summed_gradients,
+        )
     if stage.recompute:
         raise PlanError(
             f"stage {stage.index} recomputes units, and its `recomputed` is empty: set it to what "
@@ -275,5 +288,6 @@ def _stage_cost(plan: Plan, stage: StagePlan) -> StageCost:
         returned_gradient_bytes=stage.returned_gradient_bytes,
         tied_gradients=stage.tied_gradients,
         handed_gradients=stage.handed_gradients,
+        summed_gradients=stage.summed_gradients,
         static_bytes=static_bytes,
     )
