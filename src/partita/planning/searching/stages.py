@@ -25,7 +25,7 @@ from partita.planning.searching.trial import Case
 
 __all__ = ["count_of_units", "plan_stages", "too_many_stages"]
 
-_MOST_TIMED, _MOST_PASSES = 400, 2_000_000
+_MOST_TIMED, _MOST_PASSES = 1_600, 2_000_000
 """So often the step may be timed, and so many passes in all."""
 
 
