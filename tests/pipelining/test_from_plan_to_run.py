@@ -202,6 +202,19 @@ def test_a_plan_for_another_number_of_ranks_is_refused_on_every_rank() -> None:
         pipe.schedule(PLAIN.loss)
 
 
+@pytest.mark.parametrize("kind", ["1F1B", "GPipe", None])
+def test_a_plan_for_another_number_of_microbatches_is_refused(kind: str | None) -> None:
+    """It ended in a TypeError: "got multiple values for argument 'n_microbatches'"."""
+
+    def body(comm: Comm) -> None:
+        pipe = cut(PLAIN, plan=plan(PLAIN, kind))
+        with pytest.raises(PlanError, match="n_microbatches is 8, and the plan is for 4: plan for as many"):
+            pipe.schedule(PLAIN.loss, comm=comm, n_microbatches=8)
+        assert pipe.schedule(PLAIN.loss, comm=comm, n_microbatches=4).n_microbatches == 4
+
+    InProcessWorld(2).run(body)
+
+
 def test_a_pipe_that_was_cut_by_hand_has_no_schedule_of_its_own() -> None:
     pipe = pipeline(PLAIN.model(), PLAIN.data(2)[0], split_spec={"a": SplitPoint.END})
     with pytest.raises(PlanError, match="this pipe was cut by hand"):

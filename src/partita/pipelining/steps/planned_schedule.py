@@ -48,10 +48,16 @@ def planned_schedule(
     gradients of tied parameters is the plan's, unless the options say.
 
     Raises:
-        PlanError: the plan leaves this rank without a stage.
+        PlanError: the plan leaves this rank without a stage, or is for another number of microbatches.
     """
     if not stages:
         raise PlanError(f"the plan leaves a rank without a stage, placement is {plan.placement}: plan again")
+    count = options.pop("n_microbatches", plan.microbatches)
+    if count != plan.microbatches:
+        raise PlanError(
+            f"n_microbatches is {count!r:.40}, and the plan is for {plan.microbatches}: plan for as many "
+            "(pipeline(..., microbatches=...)), and leave it out here"
+        )
     options = {"tied_gradients": plan.tied_gradients, **options}
     if plan.order is not None:
         return CustomSchedule(stages, plan.order, loss_fn, **options)
