@@ -14,9 +14,11 @@ from partita.planning import (
     LinkLevel,
     Plan,
     StageCost,
+    TiedUnits,
     Unit,
     get_schedule,
     plan_stages,
+    reduced_tied_gradients,
     schedule_of,
     search,
     simulate,
@@ -241,3 +243,25 @@ def test_unequal_ranks_are_planned_for(seed: int) -> None:
     best = search(profile.costs, unequal, microbatches=profile.microbatches)[0]
     equal = search(profile.costs, profile.cluster, microbatches=profile.microbatches)[0].plan
     assert best.makespan_s < simulate(schedule_of(equal), equal, unequal).makespan_s
+
+
+def test_stages_change_ranks_only_where_the_step_with_its_sums_is_shorter() -> None:
+    """An order without its sum was compared with one that had it, and looked better: 79.8 s in place of
+    75.9 s.
+    """
+    random = Random(5)
+    units = tuple(
+        Unit(
+            f"l{index}",
+            random.uniform(0.5, 2),
+            random.uniform(1, 4),
+            parameter_bytes=100,
+            activation_bytes=3,
+            backward_input_s=random.uniform(0.5, 2),
+            backward_weight_s=random.uniform(0.3, 1.5),
+        )
+        for index in range(10)
+    )
+    tied = CostModel(units, (2,) * 9, tied=(TiedUnits((0, 9), 100, gradient_bytes=100),))
+    cluster = Cluster(3, bandwidth_bytes_per_s=10.0, latency_s=0.05)
+    assert search(reduced_tied_gradients(tied), cluster, microbatches=6)[0].makespan_s < 76.0

@@ -225,8 +225,11 @@ class Explorer:
                 if not budget.take(10 * sum(map(len, trial.rows))):
                     break
                 order = first_order(self._case.problem(layout, cuts))
-                if order is not None and order.end_s < current.end_s * (1 - _SAME):
-                    current, improved = self._case.timed(LIST, layout, cuts, order.rows), True
+                if order is None or order.end_s >= current.end_s * (1 - _SAME):
+                    continue
+                result = self._case.timed(LIST, layout, cuts, order.rows)
+                if result.end_s < current.end_s * (1 - _SAME):  # sums after the step count too
+                    current, improved = result, True
                     break
         better = self._ordered(current, budget)
         return min(trial, better, key=lambda one: one.key)
