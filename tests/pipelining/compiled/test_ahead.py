@@ -180,17 +180,18 @@ class Notes(nn.Module):
         self.seen: list[int] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        self.seen.append(len(x))
+        self.seen.append(x.dim())
         return x
 
 
-def _steps(modules: Sequence[nn.Module]) -> None:
+def _steps(modules: Sequence[nn.Module], samples: Sequence[int] = (4,)) -> None:
     def body(comm: Comm) -> None:
         stage = PipelineStage(modules[comm.rank], comm.rank, len(modules), torch.device("cpu"), comm=comm)
         stage.compile("aot_eager")
-        x = torch.randn(4, WIDTH)
         schedule = ScheduleGPipe(stage, 2, functional.mse_loss)
-        schedule.step(*(x,) * stage.is_first, target=x if stage.is_last else None)
+        for number in samples:
+            x = torch.randn(number, WIDTH)
+            schedule.step(*(x,) * stage.is_first, target=x if stage.is_last else None)
 
     InProcessWorld(len(modules)).run(body)
 
@@ -200,6 +201,13 @@ def test_a_stage_that_computes_nothing_does_what_it_does_to_objects_once_a_micro
     notes = Notes()
     _steps([notes, nn.Linear(WIDTH, WIDTH)])
     assert notes.seen == [2, 2]
+
+
+def test_nor_does_one_ahead_of_a_size_for_which_the_compiler_has_its_code() -> None:
+    """Compiled for open sizes in the second step, it was not traced ahead of the third one, and ran."""
+    notes = Notes()
+    _steps([notes, nn.Linear(WIDTH, WIDTH)], (4, 8, 12, 16))
+    assert notes.seen == [2] * 8
 
 
 class Takes(nn.Linear):

@@ -45,6 +45,7 @@ class AheadOfStep:
         early_inputs: set when the forward graph is compiled, None before: the positions of its inputs that I
             computes gradients of.
         runners: likewise, of the backward graphs.
+        computes: whether there is anything to compile.
     """
 
     whole: bool = False
@@ -53,6 +54,7 @@ class AheadOfStep:
     early_state: frozenset[int] = frozenset()
     early_inputs: frozenset[int] | None = None
     runners: list[BackwardRunner] = field(default_factory=list)
+    computes: bool = True
 
     def compile_backward(self) -> None:
         """Compile the backward graphs."""
@@ -64,6 +66,7 @@ class AheadOfStep:
     def stop_without_graph(self) -> None:
         """Raise `CompiledAhead` where there is nothing to compute, and so nothing that would."""
         if self.early_inputs is None:
+            self.computes = False
             raise CompiledAhead
 
 

@@ -103,6 +103,7 @@ class CompiledForward:
         self._artifacts: Artifacts = artifacts_for(self.options, hands_on=self._hands_on)
         self._entries: dict[tuple[bool, ...], _Entry] = {}
         self._flags: tuple[nn.Module, ...] | None = None
+        self._computes = True
         self.compiled_ahead: set[Any] = set()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -145,6 +146,8 @@ class CompiledForward:
         """
         if self.refused or self.hooked or modes_active() or not compiles_what_it_is_given():
             return
+        if not self._computes:  # where a compiler has seen such a call before, nothing would stop it
+            return
         before = hooks_made()
         entry = self._entry()
         if entry.conditions is not None:  # they are read from the values
@@ -154,6 +157,7 @@ class CompiledForward:
         step.early_state = frozenset(numbers)
         with compiling_ahead(step):
             self._first_run(entry, tuple(args), kwargs)
+        self._computes = step.computes
         step.compile_backward()
         if self._is_graph:
             forget_hooks(before)
