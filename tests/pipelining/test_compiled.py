@@ -88,6 +88,13 @@ def test_a_backward_pass_that_a_stance_lets_another_backend_compile_is_whole(
         _assert_compiled_equals_eager(PLAIN, "ZBVZeroBubble", SPLIT["ZBVZeroBubble"])
 
 
+@pytest.mark.parametrize("setting", ["disable", "suppress_errors"])
+def test_stages_run_as_they_are_where_torch_is_set_to_compile_nothing(setting: str) -> None:
+    """Under ``TORCH_COMPILE_DISABLE=1`` a step raised torch's "found no compiled frames"."""
+    with torch._dynamo.config.patch({setting: True}):
+        _assert_compiled_equals_eager(PLAIN, "ZBVZeroBubble", SPLIT["ZBVZeroBubble"])
+
+
 @pytest.mark.parametrize(
     "again",
     [pytest.param(True, marks=pytest.mark.dear), ("blocks.*.feed", "norm", "embedding")],

@@ -20,7 +20,7 @@ __all__ = [
     "check_wrappers",
     "failure_text",
     "is_refusal",
-    "modes_active",
+    "nothing_is_compiled",
     "refusal_text",
 ]
 
@@ -38,9 +38,11 @@ class Uncompilable(Exception):
     """A stage has something that is left as it is."""
 
 
-def modes_active() -> bool:
-    """Whether a mode watches operators in this thread: Dynamo leaves functions as they are then."""
-    return torch._C._len_torch_dispatch_stack() > 0
+def nothing_is_compiled() -> bool:
+    """Whether Dynamo leaves functions as they are: a mode watches operators in this thread, or
+    ``torch._dynamo.config.disable`` (``TORCH_COMPILE_DISABLE=1``) turns it off.
+    """
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._dynamo.config.disable
 
 
 def is_refusal(error: BaseException) -> bool:

@@ -19,7 +19,7 @@ from partita._torch.compile.refusal import (
     check_recurrent,
     check_wrappers,
     is_refusal,
-    modes_active,
+    nothing_is_compiled,
     refusal_text,
 )
 from partita._torch.graph_module.lazy_module import LazyGraphModule, generate_code
@@ -144,7 +144,7 @@ class CompiledForward:
             args: like those that the step will bring; never read.
             kwargs: likewise.
         """
-        if self.refused or self.hooked or modes_active() or not compiles_what_it_is_given():
+        if self.refused or self.hooked or nothing_is_compiled() or not compiles_what_it_is_given():
             return
         if not self._computes:  # where a compiler has seen such a call before, nothing would stop it
             return
@@ -163,7 +163,7 @@ class CompiledForward:
             forget_hooks(before)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.refused or self.hooked or modes_active():
+        if self.refused or self.hooked or nothing_is_compiled():
             return self._as_it_is(*args, **kwargs)
         before = hooks_made()
         try:
