@@ -111,3 +111,14 @@ def test_which_values_a_call_takes_counts() -> None:
     assert structure_of(_graph(tables(("weight", "bias")))) != structure_of(
         _graph(tables(("bias", "weight")))
     )
+
+
+def test_the_name_of_a_group_is_none_of_a_models() -> None:
+    """Ranks of one pipeline may each have a group of their own."""
+    all_reduce = torch.ops._c10d_functional.all_reduce.default
+
+    def calls(group: str) -> GraphModule:
+        return _graph(lambda graph, x: graph.call_function(all_reduce, (x, "sum", group)))
+
+    assert structure_of(calls("1")) == structure_of(calls("2"))
+    assert structure_of(calls("1"))[-1].endswith("(%0, 'sum', _)")

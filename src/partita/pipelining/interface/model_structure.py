@@ -11,6 +11,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from partita._torch.modules.contents import named_state
+from partita._torch.operators.collectives import group_argument
 from partita._torch.tensors.tensor_text import tensor_text
 
 __all__ = ["structure_of"]
@@ -37,8 +38,11 @@ def structure_of(model: nn.Module) -> tuple[str, ...]:
 
 def _call(node: Node, values: Mapping[Node, str]) -> str:
     target = node.target if isinstance(node.target, str) else _name(node.target)
+    group = group_argument(node)  # each rank may have one of its own, under another name
     settings = [*node.args, *(node.kwargs[name] for name in sorted(node.kwargs))]
-    arguments = ", ".join(_argument(value, values) for value in settings)
+    arguments = ", ".join(
+        "_" if isinstance(value, str) and value == group else _argument(value, values) for value in settings
+    )
     return f"{values[node]} = {target}({arguments})"
 
 
