@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 import weakref
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from partita._torch.modules.closure_copy import with_closures
@@ -133,3 +136,20 @@ def test_cached_functions_and_weak_references_lead_to_the_copy() -> None:
     assert twin.method.__wrapped__.__self__ is twin
     assert twin.other() is log
     assert module.cached() is module.weak() is module
+
+
+def test_what_has_no_copy_is_shared_and_other_copies_are_as_ever() -> None:
+    """A layer that synchronises its statistics has a process group, and no stage by modules could be made."""
+    module = nn.SyncBatchNorm(2)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        module.process_group = dist.group.WORLD
+        module.lock, module.library = threading.Lock(), torch
+        twin = _twin(module)
+        assert twin.process_group is module.process_group
+        assert twin.lock is module.lock
+        assert twin.library is torch
+        with with_closures(), pytest.raises(TypeError, match="cannot pickle"):
+            copy.deepcopy(module)
+    finally:
+        dist.destroy_process_group()

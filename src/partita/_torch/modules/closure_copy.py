@@ -7,13 +7,15 @@ function that calls the old one would so be copied into one that still runs the 
     module.forward = lambda x: forward(x)        -->        its closure holds module.forward: the original's
 
 Here a function with a closure is copied too, and its copy refers to the copies of the modules, tensors and
-functions that the closure holds.
+functions that the closure holds. What has no copy (a process group, a lock) is shared.
 """
 
 from __future__ import annotations
 
 import copy
+import io
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -21,9 +23,10 @@ from functools import lru_cache, partial
 from types import CellType, FunctionType, MethodType
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
-__all__ = ["Memo", "with_closures"]
+__all__ = ["UNCOPIED", "Memo", "with_closures"]
 
 Memo = dict[Any, Any]
 """What ``copy.deepcopy`` keeps of one copy: by the identity of the original, the copy."""
@@ -32,6 +35,14 @@ _WAITING = "partita: functions that wait for the copies of what they hold"
 _SHARED = "partita: whether what does not belong to what is copied is shared"
 _LOCK = threading.RLock()
 _CACHED: Any = type(lru_cache(len))
+UNCOPIED = (
+    types.ModuleType,
+    dist.ProcessGroup,
+    type(threading.Lock()),
+    type(threading.RLock()),
+    io.TextIOWrapper,
+)
+"""What ``copy.deepcopy`` refuses and two copies can both have: it holds no tensors."""
 _PRIMITIVES = (type(None), bool, int, float, complex, str, bytes, type)
 
 
@@ -63,6 +74,7 @@ def with_closures(within: Memo | None = None, *, others_shared: bool = False) ->
     memo.update({_WAITING: waiting, _SHARED: others_shared})
     dispatch: dict[type, Any] = copy._deepcopy_dispatch  # type: ignore[attr-defined]
     ours: dict[type, Any] = {FunctionType: _copy_function, _CACHED: _copy_cached, weakref.ref: _copy_weak}
+    ours |= dict.fromkeys(UNCOPIED, _share)
     with _LOCK:
         before = {kind: dispatch.get(kind) for kind in ours}
         dispatch.update(ours)
@@ -121,6 +133,11 @@ def _copy_weak(reference: weakref.ref[Any], memo: Memo) -> weakref.ref[Any]:
     """The same with a weak reference to what is being copied, such as from a layer to its model."""
     twin = memo.get(id(reference()))
     return reference if twin is None or _WAITING not in memo else weakref.ref(twin)
+
+
+def _share(value: Any, memo: Memo) -> Any:
+    """The same with what has no copy."""
+    return value if _WAITING in memo else value.__reduce_ex__(4)  # which raises
 
 
 def _leads_to_module(value: Any, seen: set[int]) -> bool:

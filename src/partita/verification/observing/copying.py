@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import functools
 import io
-import threading
 import types
 import warnings
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 
-from partita._torch.modules.closure_copy import Memo, with_closures
+from partita._torch.modules.closure_copy import UNCOPIED, Memo, with_closures
 from partita._torch.modules.compiled import compile_in_place_like, compiled_like, inside_compiled
 from partita.errors import ArgumentTypeError
 from partita.verification.observing.subject import (
@@ -35,15 +34,8 @@ __all__ = ["Copies", "copy_for_run", "copy_module"]
 
 _CONTAINERS = (list, tuple, dict)
 _NUMBERS_AND_TEXT = (bool, int, float, complex, str)
-_SHARED = (
-    types.ModuleType,
-    torch.jit.ScriptFunction,
-    torch.distributed.ProcessGroup,
-    type(threading.Lock()),
-    type(threading.RLock()),
-    io.IOBase,
-)
-"""What ``copy.deepcopy`` refuses and both sides of a comparison can have: it holds no tensors."""
+_SHARED = (*UNCOPIED, torch.jit.ScriptFunction, io.IOBase)
+"""What both sides of a comparison can have."""
 _COPYING = ("__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
 
 
