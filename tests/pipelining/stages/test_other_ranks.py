@@ -9,7 +9,9 @@ import torch
 import torch.distributed as dist
 from tests.runtime.worlds import endings
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
 from partita.errors import ExecutionError
 from partita.pipelining import Schedule1F1B, SplitPoint, pipeline
@@ -64,6 +66,30 @@ def test_a_collective_of_ranks_with_the_same_stage_runs(frontend: str) -> None:
     first, second = endings(2, _losses, frontend, True)
     assert first.error is second.error is None, (first.text, second.text)
     assert len(second.result) == 2
+
+
+def _wrapped_over_all(comm: Comm, how: str, frontend: Any) -> None:
+    x = torch.randn(4, 4)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    pipe = pipeline(model, (x[:2],), split_spec={"0": SplitPoint.END}, frontend=frontend)
+    stage = pipe.build_stage(comm.rank)
+    if how == "ddp":
+        stage.module = DistributedDataParallel(stage.module)
+    else:
+        fully_shard(stage.module)
+    Schedule1F1B(stage, 2, functional.mse_loss).step(x, target=x)
+
+
+@pytest.mark.parametrize("frontend", ["export", "modules"])
+@pytest.mark.parametrize("how", ["ddp", "fully_shard"])
+def test_replicas_on_ranks_that_run_other_stages_are_refused(how: str, frontend: str) -> None:
+    """Both take all ranks where nobody says otherwise. It hung until the group's timeout, and the second
+    stage had the weights of the first one.
+    """
+    message = r"stage \d is data parallel, or sharded, over ranks \[0, 1\], of which \[\d\] run other stages"
+    for end in endings(2, _wrapped_over_all, how, frontend):
+        with pytest.raises(ExecutionError, match=message):
+            raise end.error or AssertionError(end.text)
 
 
 def test_other_functions_are_none_of_its_business() -> None:

@@ -66,6 +66,7 @@ class BlockStage(Stage):
 
     def run_among(self, processes: tuple[int, ...]) -> None:
         """See `Stage.run_among`."""
+        super().run_among(processes)
         if isinstance(self._inner, StageModule):
             self._inner.run_among(processes)
 

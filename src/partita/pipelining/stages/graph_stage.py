@@ -93,6 +93,7 @@ class GraphStage(ValueStage):
         Raises:
             ExecutionError: the stage's graph has a collective over ranks that run other stages.
         """
+        super().run_among(processes)
         if processes != self._processes:
             check_ranks_come_in(graphs_in(self._inner), processes, f"the model's forward, stage {self.index}")
             self._processes = processes

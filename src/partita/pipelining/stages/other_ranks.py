@@ -1,4 +1,6 @@
-"""Calls of ``torch.distributed`` in a stage's part of ``forward``, for which other ranks have to come."""
+"""Calls of ``torch.distributed`` in a stage's part of ``forward``, and data parallel wrappers around it, for
+which other ranks have to come.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule
+from torch.nn.parallel import DistributedDataParallel
 
 from partita._torch.operators.collectives import collectives_in
 from partita.errors import ExecutionError
 
-__all__ = ["check_ranks_come", "check_ranks_come_in"]
+__all__ = ["check_ranks_come", "check_ranks_come_in", "check_replicas"]
 
 
 def check_ranks_come(
@@ -49,8 +54,37 @@ def check_ranks_come_in(graphs: Iterable[GraphModule], processes: Collection[int
             _check(name, ranks, processes, where)
 
 
+def check_replicas(module: nn.Module, processes: Collection[int], stage: int) -> None:
+    """Check that what is around a stage's module, or in it, has no replicas or shards of it on ranks that run
+    other stages.
+
+    Raises:
+        ExecutionError: ``DistributedDataParallel``, ``fully_shard`` or `parallelize_module` was given such
+            ranks, as it is by default.
+    """
+    if len(processes) < 2:
+        return
+    wrapped = (part for part in module.modules() if isinstance(part, DistributedDataParallel))
+    groups = {tuple(dist.get_process_group_ranks(part.process_group)) for part in wrapped}
+    meshes = {value.device_mesh for value in module.parameters() if isinstance(value, DTensor)}
+    groups |= {tuple(mesh.mesh.flatten().tolist()) for mesh in meshes}
+    for ranks in sorted(groups):
+        others = _others(ranks, processes)
+        if others:
+            raise ExecutionError(
+                f"stage {stage} is data parallel, or sharded, over ranks {list(ranks)}, of which {others} "
+                "run other stages of this pipeline: its weights would be mixed with theirs. Give the wrapper "
+                "a group or mesh of the ranks that run this stage, one a pipeline, and build the stages anew"
+            )
+
+
+def _others(ranks: Iterable[int], processes: Collection[int]) -> list[int]:
+    """Those that run other stages."""
+    return [rank for rank in ranks if rank in processes and rank != dist.get_rank()]
+
+
 def _check(name: str, ranks: Sequence[int], processes: Collection[int], where: str) -> None:
-    others = [rank for rank in ranks if rank in processes and rank != dist.get_rank()]
+    others = _others(ranks, processes)
     if others:
         raise ExecutionError(
             f"torch.distributed.{name}() in {where}, is for ranks {ranks}, of which {others} run "

@@ -31,6 +31,7 @@ from partita.pipelining.stages.data_parallel import GradientReduction, gradient_
 from partita.pipelining.stages.flight import Flight, hand_to_caller, roots_of
 from partita.pipelining.stages.hooked_parameters import HookedParameters
 from partita.pipelining.stages.original_model import OriginalModel
+from partita.pipelining.stages.other_ranks import check_replicas
 from partita.pipelining.stages.other_weights import OtherWeights
 from partita.pipelining.stages.parts import check_parts_are_as_cut
 from partita.pipelining.stages.step_count import StepCount
@@ -411,7 +412,11 @@ class Stage(CopiedInItsProcess, ABC):
     def run_among(self, processes: tuple[int, ...]) -> None:
         """Learn, before a step or an evaluation, which global ranks run the pipeline's stages; none where its
         ranks are no processes. A collective in the stage over others of them is refused: they would not come.
+
+        Raises:
+            ExecutionError: the stage has replicas or shards on ranks that run other stages.
         """
+        check_replicas(self.module, processes, self.index)
 
     def compile_ahead(self, arguments: Mapping[str, Tensor], kinds: Collection[ActionKind]) -> None:
         """Compile, before a step begins to run, what it will run of this stage for the first time. A stage
