@@ -13,8 +13,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from partita.ddp import replicate
 from partita.errors import ExecutionError
-from partita.pipelining import Schedule1F1B, SplitPoint, pipeline
+from partita.pipelining import PipelineStage, Schedule1F1B, SplitPoint, pipeline
 from partita.pipelining.stages.other_ranks import check_ranks_come
 from partita.runtime import Comm
 
@@ -89,6 +90,21 @@ def test_replicas_on_ranks_that_run_other_stages_are_refused(how: str, frontend:
     message = r"stage \d is data parallel, or sharded, over ranks \[0, 1\], of which \[\d\] run other stages"
     for end in endings(2, _wrapped_over_all, how, frontend):
         with pytest.raises(ExecutionError, match=message):
+            raise end.error or AssertionError(end.text)
+
+
+def _replicated_over_all(comm: Comm) -> None:
+    x = torch.randn(4, 4)
+    stage = PipelineStage(replicate(nn.Linear(4, 4)), comm.rank, comm.size, torch.device("cpu"))
+    Schedule1F1B(stage, 2, functional.mse_loss).step(*(x,) * stage.is_first, target=x)
+
+
+def test_so_are_those_of_partitas_own_replicate() -> None:
+    """The ranks waited for each other, and the error said so and no more."""
+    for end in endings(2, _replicated_over_all):
+        with pytest.raises(
+            ExecutionError, match=r"stage \d is data parallel, or sharded, over ranks \[0, 1\]"
+        ):
             raise end.error or AssertionError(end.text)
 
 

@@ -59,13 +59,16 @@ def check_replicas(module: nn.Module, processes: Collection[int], stage: int) ->
     other stages.
 
     Raises:
-        ExecutionError: ``DistributedDataParallel``, ``fully_shard`` or `parallelize_module` was given such
-            ranks, as it is by default.
+        ExecutionError: ``DistributedDataParallel``, ``fully_shard``, `partita.ddp.replicate` or
+            `parallelize_module` was given such ranks, as it is by default.
     """
     if len(processes) < 2:
         return
-    wrapped = (part for part in module.modules() if isinstance(part, DistributedDataParallel))
+    parts: list[Any] = list(module.modules())
+    wrapped = (part for part in parts if isinstance(part, DistributedDataParallel))
     groups = {tuple(dist.get_process_group_ranks(part.process_group)) for part in wrapped}
+    on_demand = [part for part in parts if hasattr(type(part), "expect_backward")]
+    groups |= {tuple(getattr(part.replication.comm, "processes", ())) for part in on_demand}
     meshes = {value.device_mesh for value in module.parameters() if isinstance(value, DTensor)}
     groups |= {tuple(mesh.mesh.flatten().tolist()) for mesh in meshes}
     for ranks in sorted(groups):
