@@ -9,6 +9,7 @@ saves and restores what AOTAutograd's would, when the same guards say that it ma
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -138,7 +139,8 @@ class DirectGraph:
         if self._trains:
             taken = tuple(inputs)
             inputs.clear()
-            results: tuple[Tensor | None, ...] = CompiledFunction.apply(self, *taken)
+            with nullcontext() if torch.is_grad_enabled() else torch.enable_grad():  # as AOTAutograd does
+                results: tuple[Tensor | None, ...] = CompiledFunction.apply(self, *taken)
             return results
         assert self._forward is not None
         with torch.no_grad():
