@@ -12,7 +12,9 @@ from partita._torch.modules.contents import (
     has_forward_hooks,
     is_guards_module,
     is_persistent_buffer,
+    modules_in,
     own_hooks,
+    parameters_in,
     registries,
     save_nothing_of_its_own,
 )
@@ -79,3 +81,18 @@ def test_a_class_with_a_way_of_its_own_to_save_saves_nothing_where_it_has_no_ten
         save_nothing_of_its_own(module)
     assert not one.state_dict()
     assert list(other.state_dict()) == ["weight", "bias"]
+
+
+def test_modules_come_with_the_names_and_in_the_order_of_torch() -> None:
+    shared = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
+    model = nn.ModuleDict(
+        {"a": nn.Sequential(shared, nn.Tanh()), "b": shared, "c": nn.ModuleList([shared[0]])}
+    )
+    model["c"].absent = None
+    model["a"].register_module("none", None)
+    model["a"].again = model["c"]
+    for module in (model, nn.Linear(1, 1), nn.TransformerEncoderLayer(4, 2), nn.DataParallel(model)):
+        assert [(name, part) for part, name in modules_in(module).items()] == [*module.named_modules()]
+        state = dict(module.named_parameters(remove_duplicate=False))
+        assert dict(parameters_in(module)).keys() <= state.keys()
+        assert {*dict(parameters_in(module)).values()} == {*module.parameters()}

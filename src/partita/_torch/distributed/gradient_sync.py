@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed._composable.contract import _get_registry
+from torch.distributed._composable.contract import REGISTRY_KEY
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
@@ -39,11 +39,11 @@ def sharded_roots(module: nn.Module) -> list[FSDPModule]:
     return [root for child in module.children() for root in sharded_roots(child)]
 
 
-def replicated_in_place(module: nn.Module) -> bool:
+def replicated_in_place(modules: Iterable[nn.Module]) -> bool:
     """Whether torch's composable ``replicate``, which hides a `DistributedDataParallel` in hooks, was applied
-    to ``module`` or within it.
+    to any of ``modules``.
     """
-    return any(map(_hides_ddp, module.modules()))
+    return any(map(_hides_ddp, modules))
 
 
 def data_parallel_part(module: nn.Module) -> tuple[str, nn.Module] | None:
@@ -58,7 +58,7 @@ def data_parallel_part(module: nn.Module) -> tuple[str, nn.Module] | None:
 
 
 def _hides_ddp(module: nn.Module) -> bool:
-    return "replicate" in (_get_registry(module) or ()) and not isinstance(module, FSDPModule)
+    return "replicate" in vars(module).get(REGISTRY_KEY, ()) and not isinstance(module, FSDPModule)
 
 
 def converted_dtype(module: nn.Module) -> torch.dtype | None:

@@ -16,11 +16,13 @@ __all__ = [
     "is_buffer",
     "is_guards_module",
     "is_persistent_buffer",
+    "modules_in",
     "named_state",
     "named_tables",
     "own_hooks",
     "own_module",
     "owns_attribute",
+    "parameters_in",
     "registries",
     "save_nothing_of_its_own",
     "state_tables",
@@ -39,6 +41,37 @@ _CARRIED = (
 )
 _EXPORT_CHECK = ("torch.export._unlift", "_check_input_constraints_pre_hook")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def modules_in(module: torch.nn.Module) -> dict[torch.nn.Module, str]:
+    """What ``module.named_modules()`` yields, in that order, with the names: in a third of the time, for what
+    looks at all modules in each step.
+
+    >>> list(modules_in(torch.nn.Sequential(torch.nn.ReLU())).values())
+    ['', '0']
+    """
+    names: dict[torch.nn.Module, str] = {}
+    ahead = [(module, "")]
+    while ahead:
+        part, path = ahead.pop()
+        if part in names:
+            continue
+        names[part] = path
+        children = part._modules
+        if children:
+            dot = f"{path}." if path else ""
+            ahead += [(child, dot + name) for name, child in reversed(children.items()) if child is not None]
+    return names
+
+
+def parameters_in(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Parameters under each of their names; those of a module that stands in several places under one of
+    them. See `modules_in`.
+    """
+    for part, path in modules_in(module).items():
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                yield f"{path}.{name}" if path else name, parameter
 
 
 def named_state(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -69,7 +102,7 @@ def first_hook_inside(module: torch.nn.Module) -> str:
     """The name of a submodule that has a hook which its user has set, or an empty string. Hooks of torch's
     own, such as those of ``torch.nn.utils.weight_norm``, belong to what a module computes.
     """
-    for path, child in module.named_modules():
+    for child, path in modules_in(module).items():
         if not path:
             continue
         for hook in own_hooks(child):

@@ -25,6 +25,7 @@ from partita._torch.distributed.gradient_sync import (
     replicated_in_place,
     sharded_roots,
 )
+from partita._torch.modules.contents import modules_in
 from partita.errors import ExecutionError
 
 __all__ = ["GradientReduction", "gradient_reduction"]
@@ -38,15 +39,15 @@ def gradient_reduction(module: nn.Module) -> GradientReduction | None:
     Raises:
         ExecutionError: it is replicated in a way that can't be told when to reduce.
     """
-    if replicated_in_place(module):
+    parts: Iterable[Any] = modules_in(module)
+    if replicated_in_place(parts):
         raise ExecutionError(
             "the stage's module went through torch's composable replicate(), which reduces in every "
             "microbatch: wrap it in DistributedDataParallel, or fully_shard() it"
         )
-    parts: list[Any] = list(module.modules())
     replicated = [part for part in parts if isinstance(part, DistributedDataParallel)]
     on_demand = [part for part in parts if hasattr(type(part), "expect_backward")]
-    sharded = sharded_roots(module)
+    sharded = sharded_roots(module) if any(isinstance(part, FSDPModule) for part in parts) else []
     if not replicated and not on_demand and not sharded:
         return None
     return GradientReduction(module, replicated=replicated, on_demand=on_demand, sharded=sharded)

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from torch import nn
 
 from partita._torch.autograd.running_pass import has_hooks
+from partita._torch.modules.contents import parameters_in
 from partita._torch.tensors.versions import times_written
 from partita.errors import ExecutionError
 
@@ -22,8 +23,8 @@ class HookedParameters:
         self._microbatches = microbatches
         self._parameters = [
             (name, parameter)
-            for name, parameter in module.named_parameters()
-            if microbatches > 1 and has_hooks(parameter)
+            for name, parameter in (parameters_in(module) if microbatches > 1 else ())
+            if has_hooks(parameter)
         ]
 
     def unchanged(self) -> AbstractContextManager[None]:

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule
 from torch.nn.parallel import DistributedDataParallel
 
+from partita._torch.modules.contents import modules_in, parameters_in
 from partita._torch.operators.collectives import collectives_in
 from partita.errors import ExecutionError
 
@@ -64,12 +65,12 @@ def check_replicas(module: nn.Module, processes: Collection[int], stage: int) ->
     """
     if len(processes) < 2:
         return
-    parts: list[Any] = list(module.modules())
+    parts: Iterable[Any] = modules_in(module)
     wrapped = (part for part in parts if isinstance(part, DistributedDataParallel))
     groups = {tuple(dist.get_process_group_ranks(part.process_group)) for part in wrapped}
     on_demand = [part for part in parts if hasattr(type(part), "expect_backward")]
     groups |= {tuple(getattr(part.replication.comm, "processes", ())) for part in on_demand}
-    meshes = {value.device_mesh for value in module.parameters() if isinstance(value, DTensor)}
+    meshes = {value.device_mesh for _, value in parameters_in(module) if isinstance(value, DTensor)}
     groups |= {tuple(mesh.mesh.flatten().tolist()) for mesh in meshes}
     for ranks in sorted(groups):
         others = _others(ranks, processes)

@@ -8,7 +8,7 @@ from torch.fx import GraphModule
 from partita._torch.distributed.fsdp_marks import is_border
 from partita._torch.distributed.gradient_sync import converts_borders
 from partita._torch.graph_module.lazy_module import LazyGraphModule
-from partita._torch.modules.contents import own_hooks
+from partita._torch.modules.contents import modules_in, own_hooks
 from partita.errors import ExecutionError
 
 __all__ = ["check_no_conversions", "check_no_sharded_parts", "check_parts_are_as_cut"]
@@ -22,10 +22,10 @@ def check_parts_are_as_cut(module: nn.Module, stage: int) -> None:
     Raises:
         ExecutionError: a part has hooks, or was replaced; names it.
     """
-    for graph in module.modules():
+    for graph in modules_in(module):
         if not isinstance(graph, LazyGraphModule):
             continue
-        for path, part in graph.named_modules():
+        for part, path in modules_in(graph).items():
             if not path or isinstance(part, GraphModule):
                 continue
             if type(part).forward is not nn.Module.forward:
