@@ -362,6 +362,21 @@ class WritesLater(nn.Linear):
         return super().forward(x) * self.total
 
 
+class WritesLaterUncounted(nn.Linear):
+    """Writes to its buffer from the second microbatch on, as torch does not count, and adds it."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.calls = 0
+        self.register_buffer("total", torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls > 1:
+            self.total.data.mul_(0.5)
+        return super().forward(x) + self.total
+
+
 class ClampsItsWeight(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -406,6 +421,12 @@ def test_a_buffer_that_the_first_microbatch_did_not_write_to() -> None:
     assert "stage 0 writes to total in this forward pass and did not in its first one" in _error(WritesLater)
 
 
+def test_a_buffer_that_a_later_microbatch_writes_to_through_data() -> None:
+    """The second run wrote to it once more, and the next microbatch began with a wrong value."""
+    message = _error(WritesLaterUncounted)
+    assert "stage 0 writes to total in this forward pass and did not in its first one" in message
+
+
 def test_a_parameter_that_forward_writes_to() -> None:
     """The message was that of a buffer that the first pass did not write to, which this one did."""
     message = _error(lambda: ClampsItsWeight(WIDTH, WIDTH))
@@ -431,6 +452,24 @@ def test_values_that_depend_on_what_is_not_put_back_are_seen() -> None:
     message = _error(lambda: CountsElsewhere(WIDTH, WIDTH), output_args=lambda x: x)
     assert "does not compute the same when it is run again (the tensor number" in message
     assert "has other values" in message
+
+
+class Shuffles(nn.Linear):
+    """Orders the rows of its input by a generator that is not put back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = list(range(len(x)))
+        _ORDER.shuffle(rows)
+        return super().forward(x[rows]).tanh()
+
+
+_ORDER = random.Random(0)
+
+
+def test_the_same_rows_in_another_order_are_seen() -> None:
+    """All values that autograd saves were the same, in another order: the gradients were wrong."""
+    message = _error(lambda: Shuffles(WIDTH, WIDTH), output_args=lambda x: x)
+    assert "does not compute the same when it is run again (the tensor number" in message
 
 
 def test_a_stage_that_runs_python_twice_is_told_of() -> None:

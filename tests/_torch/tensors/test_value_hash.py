@@ -18,6 +18,28 @@ def test_other_values_have_another_hash(dtype: torch.dtype) -> None:
     assert not same_hash(value_hash(values), value_hash(other))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_as_many_equal_values_and_another_order_are_seen(dtype: torch.dtype) -> None:
+    """Torch's own hash was taken, which is 0 for an even count of equal values and the same in any order."""
+    zeros = torch.zeros(6).to(dtype)
+    assert not same_hash(value_hash(zeros), value_hash(torch.ones(6).to(dtype)))
+    values = torch.tensor([0, 1, 1, 0, 1, 0]).to(dtype)
+    assert not same_hash(value_hash(values), value_hash(values.flip(0)))
+    assert not same_hash(value_hash(values.view(2, 3)), value_hash(values.view(2, 3).flip(0)))
+    assert same_hash(value_hash(values.view(2, 3).t()), value_hash(values.view(2, 3).t().contiguous()))
+
+
+def test_every_place_of_a_large_tensor_counts() -> None:
+    x = torch.zeros(150_000)
+    first = value_hash(x)
+    for place in (0, 65_536, 149_999):
+        other = x.clone()
+        other[place] = 1
+        assert not same_hash(first, value_hash(other))
+    blocks = torch.cat([torch.zeros(65_536), torch.ones(65_536)])
+    assert not same_hash(value_hash(blocks), value_hash(blocks.flip(0)))
+
+
 @pytest.mark.parametrize(
     "tensor", [torch.zeros(0), torch.zeros(2, dtype=torch.complex64), torch.zeros(2, device="meta")]
 )

@@ -1,26 +1,38 @@
-"""A number for the values of a tensor, whoever watches torch's functions."""
+"""A number for the values of a tensor and their order, whoever watches torch's functions."""
 
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 
 __all__ = ["same_hash", "value_hash"]
 
+_BLOCK = 1 << 16
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 
 def value_hash(tensor: Tensor) -> Tensor | None:
-    """Return a 0-d tensor that hardly is the same for other values; None where there is none: on other
-    devices than CPUs, of complex numbers, of nothing, of tensors that are more than numbers in memory.
+    """Return a 0-d tensor that hardly is the same for other values, or for these in another order; None where
+    there is none: on other devices than CPUs, of complex numbers, of nothing, of tensors that are more than
+    numbers in memory.
 
     >>> x = torch.arange(3.0)
-    >>> same_hash(value_hash(x), value_hash(x.clone())), same_hash(value_hash(x), value_hash(x + 1))
+    >>> same_hash(value_hash(x), value_hash(x.clone())), same_hash(value_hash(x), value_hash(x.flip(0)))
     (True, False)
     """
     with torch._C.DisableTorchFunction(), torch.no_grad():
         is_dense = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
         if not is_dense or tensor.device.type != "cpu" or tensor.is_complex() or not tensor.numel():
             return None
-        return torch.hash_tensor(tensor)
+        # `torch.hash_tensor` is the same in any order, and 0 for an even count of equal values
+        numbers = tensor.detach().resolve_neg().contiguous().view(-1).view(_INTEGERS[tensor.element_size()])
+        weights = _weights()
+        total = torch.zeros((), dtype=torch.int64)
+        for block in numbers.split(_BLOCK):
+            total = total * 0x9E3779B1 + torch.dot(block.long(), weights[: len(block)])
+        return total
 
 
 def same_hash(left: Tensor | None, right: Tensor | None) -> bool:
@@ -29,3 +41,10 @@ def same_hash(left: Tensor | None, right: Tensor | None) -> bool:
         return True
     with torch._C.DisableTorchFunction():
         return torch.equal(left, right)
+
+
+@cache
+def _weights() -> Tensor:
+    """Odd numbers, one for each place of a block."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(-(1 << 62), 1 << 62, (_BLOCK,), generator=generator) | 1

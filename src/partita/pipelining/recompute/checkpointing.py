@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 
 from partita._torch.containers.pytree import TreeSpec, flatten, unflatten
 from partita._torch.tensors.storage import storage_key
+from partita._torch.tensors.value_hash import same_hash, value_hash
 from partita._torch.tensors.versions import times_written
 from partita.errors import ExecutionError
 from partita.pipelining.interface.layout import copied
@@ -90,6 +91,9 @@ class Checkpointing:
             }
         )
         before = {name: times_written(tensor) for name, tensor in tensors.items()}
+        # the user's code may write through .data, which torch does not count
+        uncopied = tensors.keys() - copies.names if self.runs_python else ()
+        hashes = {name: value_hash(tensors[name]) for name in uncopied}
         host = generator_states() if self.runs_python else None
         # The first run.
         checkpointed = CheckpointedPass(
@@ -100,6 +104,7 @@ class Checkpointing:
         # What it has written to.
         after = {name: times_written(tensor) for name, tensor in tensors.items()}
         changed = {name for name, times in after.items() if times != before[name]}
+        changed |= {name for name, was in hashes.items() if not same_hash(was, value_hash(tensors[name]))}
         if state is not None:
             state.check_objects(self._where)
         if written is None:

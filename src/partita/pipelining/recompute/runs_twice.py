@@ -50,8 +50,8 @@ def warn_of_python(stage: int) -> None:
     warnings.warn(
         f"stage {stage} runs the model's own code, twice for each microbatch since it is recomputed. Values "
         "are compared on CPUs, and parameters, buffers, numbers and lists are put back; but what the code "
-        "changes elsewhere (globals, objects within containers, modules that are not registered, memory "
-        'written through .data) changes twice. Cut with frontend="export" to be sure',
+        "changes elsewhere (globals, objects within containers, modules that are not registered) changes "
+        'twice. Cut with frontend="export" to be sure',
         NotProven,
         stacklevel=2,
     )
