@@ -25,6 +25,8 @@ OTHER_CALLS: dict[str, tuple[tuple[Any, ...], Callable[[], Any]]] = {
     "made in inference mode": ((WEIGHT, torch.inference_mode()(lambda: torch.ones(2, 3))(), 1), nullcontext),
     "number": ((WEIGHT, X, 2), nullcontext),
     "type": ((WEIGHT, X, True), nullcontext),
+    "fewer": ((WEIGHT, X), nullcontext),
+    "more": ((WEIGHT, X, 1, 1), nullcontext),
     "no gradients": ((WEIGHT, X, 1), torch.no_grad),
     "autocast": ((WEIGHT, X, 1), lambda: torch.autocast("cpu", torch.bfloat16)),
     "inference mode": ((WEIGHT, X, 1), torch.inference_mode),

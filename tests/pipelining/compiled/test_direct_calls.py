@@ -211,6 +211,22 @@ def test_two_arguments_that_are_one_tensor_go_to_dynamo() -> None:
     assert counted.by_dynamo == 3
 
 
+def test_a_stage_is_called_by_name_too_and_a_wrong_call_is_told_what_is_missing() -> None:
+    stage = cut(PLAIN, 2, compile="aot_eager").build_stage(0, "cpu").module
+    (x,), _, _ = PLAIN.data(2)
+    assert isinstance(stage, GraphModule)
+    (name,) = [node.target for node in stage.graph.find_nodes(op="placeholder")]
+    for _ in range(3):
+        (result,) = _tensors(stage(**{name: x}))
+        (expected,) = _tensors(stage(x))
+        assert torch.equal(result, expected)
+        expected.sum().backward()
+        with pytest.raises(TypeError, match="missing 1 required"):
+            stage()
+        with pytest.raises(TypeError, match="positional arguments"):
+            stage(x, x)
+
+
 def test_constants_are_compared() -> None:
     counted = Counted(lambda x, twice: x * 2 if twice else x + 1)
     x = torch.ones(2, requires_grad=True)

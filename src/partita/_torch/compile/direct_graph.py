@@ -42,12 +42,15 @@ class CallGuard:
         self._places = tuple(place for place, value in enumerate(values) if isinstance(value, Tensor))
         tensors = [values[place] for place in self._places]
         self._tensors = guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-        self._only_tensors = len(tensors) == len(values)
+        self._count = len(values)
+        self._only_tensors = len(tensors) == self._count
         self._others = _others(values)
         self._state = guards.GlobalStateGuard()
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """Whether the graph holds for a call with these arguments, as many as the first ones."""
+        """Whether the graph holds for a call with these arguments."""
+        if len(values) != self._count:
+            return False
         if self._only_tensors:
             same: bool = self._tensors.check(*values) and self._state.check()
             return same
@@ -80,6 +83,7 @@ class DirectGraph:
         self._views: tuple[int, ...] = ()
         self._given_back: tuple[int, ...] = ()
         self._written: tuple[int, ...] = ()
+        self._casts_itself = False
 
     def add_forward(self, graph: AotGraph, run: Boxed) -> None:
         """The forward graph of training or of evaluation, while torch compiles it."""

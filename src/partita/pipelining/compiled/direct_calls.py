@@ -69,10 +69,10 @@ class DirectCalls:
         self._ways: list[_Way] = []
         self._watches = True
 
-    def __call__(self, *values: Any) -> Any:
+    def __call__(self, *values: Any, **by_name: Any) -> Any:
         """The function's result."""
-        if not default_stance():
-            return self._run(*values)
+        if by_name or not default_stance():
+            return self._run(*values, **by_name)
         for way in self._ways:
             if way.guard.holds(values):
                 return way.run(values)
