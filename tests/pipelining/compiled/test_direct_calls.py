@@ -199,6 +199,22 @@ def test_where_dynamo_would_look_again_it_does(change: str) -> None:
     assert counted.by_dynamo == calls
 
 
+@pytest.mark.parametrize("forward", [nullcontext, _autocast])
+def test_a_backward_pass_under_autocast_computes_as_dynamos(forward: Callable[[], Any]) -> None:
+    counted = Counted(_affine)
+    gradients = []
+    for calls in (_affine, counted.calls, counted.calls, counted.calls):
+        weight, bias, x = (value.detach().requires_grad_() for value in ARGUMENTS)
+        with forward():
+            result = calls(weight, bias, x)
+        with _autocast():
+            result.backward(torch.full_like(result, 1.001))
+        gradients.append((weight.grad, x.grad))
+    for gradient in gradients[1:]:
+        assert torch.equal(torch.cat(gradient), torch.cat(gradients[0]))
+    assert counted.by_dynamo == 2
+
+
 def test_two_arguments_that_are_one_tensor_go_to_dynamo() -> None:
     counted = Counted(lambda first, second: first.sin() * second)
     left, right = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)

@@ -132,6 +132,7 @@ class DirectGraph:
         self._views = tuple(facts.unsafe_view_out_indices)
         self._given_back = tuple(facts.aliased_out_indices)
         self._fixed = tuple(place for place in computed if not facts.output_info[place].requires_grad)
+        self._casts_itself = torch._C._is_any_autocast_enabled()
         return "ready"
 
     def run(self, inputs: list[Tensor]) -> Sequence[Tensor | None]:
@@ -148,12 +149,12 @@ class DirectGraph:
             return results
         assert self._forward is not None
         with torch.no_grad():
-            return _without_autocast(self._forward, inputs)
+            return self._compute(self._forward, inputs)
 
     def forward(self, node: Any, inputs: list[Tensor]) -> tuple[Tensor | None, ...]:
         """Run the forward graph, and let ``node`` save what it saves."""
         assert self._forward is not None
-        values = _without_autocast(self._forward, inputs)
+        values = self._compute(self._forward, inputs)
         facts = self._facts
         saved = values[facts.tensors_saved_for_backwards_with_vc_check_slice]
         node.save_for_backward(*map(_detached, saved))
@@ -180,7 +181,14 @@ class DirectGraph:
         node.maybe_clear_saved_tensors()
         values += [self._laid_out(gradients[place], layout) for place, layout in self._tangents]
         gradients.clear()
-        return _without_autocast(self._backward, values)
+        return self._compute(self._backward, values)
+
+    def _compute(self, run: Boxed, values: list[Any]) -> Sequence[Any]:
+        """Run one of its graphs. Those that were traced under autocast have its casts in them."""
+        if not self._casts_itself:
+            return run(values)
+        with torch._C._DisableAutocast():
+            return run(values)
 
 
 class CompiledFunction(torch.autograd.Function):
@@ -254,11 +262,3 @@ def _has_tangent(info: Any) -> bool:
 
 def _detached(value: Tensor) -> Tensor:
     return value.detach() if value._is_view() else value
-
-
-def _without_autocast(run: Boxed, values: list[Any]) -> Sequence[Any]:
-    """The traced graph has autocast's casts in it."""
-    if not torch._C._is_any_autocast_enabled():
-        return run(values)
-    with torch._C._DisableAutocast():
-        return run(values)
