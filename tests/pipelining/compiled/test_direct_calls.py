@@ -321,6 +321,20 @@ def test_a_pass_that_keeps_its_graph_runs_twice_and_a_second_derivative_is_refus
     assert counted.by_dynamo == 2
 
 
+def test_a_backward_pass_that_is_to_be_deterministic_needs_such_a_forward_pass() -> None:
+    counted = Counted(lambda weight, x: (x @ weight).sin())
+    for _ in range(3):
+        loss = counted.calls(ARGUMENTS[0], ARGUMENTS[2]).sum()
+        loss.backward(retain_graph=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(ExecutionError, match="turn it on before both"):
+            loss.backward()
+        counted.calls(ARGUMENTS[0], ARGUMENTS[2]).sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_hooks_of_saved_tensors_are_called_as_before() -> None:
     counted = Counted(lambda weight, x: (x @ weight).sin())
     for _ in range(3):

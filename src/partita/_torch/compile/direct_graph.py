@@ -176,6 +176,11 @@ class DirectGraph:
 
     def backward(self, node: Any, gradients: list[Any]) -> Sequence[Any]:
         """Run the backward graph."""
+        if self._facts.deterministic is False and torch.are_deterministic_algorithms_enabled():
+            raise ExecutionError(
+                "the forward pass of a compiled stage ran without torch.use_deterministic_algorithms, and "
+                "its backward pass is to run with it: turn it on before both"
+            )
         assert self._backward is not None
         values = [*node.saved_tensors, *node.unchecked]
         node.maybe_clear_saved_tensors()
