@@ -40,6 +40,15 @@ def test_every_place_of_a_large_tensor_counts() -> None:
     assert not same_hash(value_hash(blocks), value_hash(blocks.flip(0)))
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_quantized_values_have_a_hash() -> None:
+    """Their memory was looked at as integers, which ends the process."""
+    values = torch.quantize_per_tensor(torch.arange(6.0), 0.1, 0, torch.qint8)
+    other = torch.quantize_per_tensor(torch.arange(6.0).flip(0), 0.1, 0, torch.qint8)
+    assert same_hash(value_hash(values), value_hash(values.clone()))
+    assert not same_hash(value_hash(values), value_hash(other))
+
+
 @pytest.mark.parametrize(
     "tensor", [torch.zeros(0), torch.zeros(2, dtype=torch.complex64), torch.zeros(2, device="meta")]
 )

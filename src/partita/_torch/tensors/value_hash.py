@@ -27,7 +27,8 @@ def value_hash(tensor: Tensor) -> Tensor | None:
         if not is_dense or tensor.device.type != "cpu" or tensor.is_complex() or not tensor.numel():
             return None
         # `torch.hash_tensor` is the same in any order, and 0 for an even count of equal values
-        numbers = tensor.detach().resolve_neg().contiguous().view(-1).view(_INTEGERS[tensor.element_size()])
+        values = tensor.int_repr() if tensor.is_quantized else tensor.detach().resolve_neg()
+        numbers = values.contiguous().view(-1).view(_INTEGERS[tensor.element_size()])
         weights = _weights()
         total = torch.zeros((), dtype=torch.int64)
         for block in numbers.split(_BLOCK):
