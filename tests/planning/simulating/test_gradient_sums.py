@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
+
+from partita.errors import ScheduleError
 from partita.planning import ActionKind, Cluster, Simulation, StageCost, get_schedule, simulate
 from partita.planning.simulating.gradient_sums import GradientSum, gradient_sums
 from partita.planning.simulating.summary import step_summary
@@ -68,3 +71,11 @@ def test_the_critical_path_goes_on_into_the_sums() -> None:
     assert path[-1].end_s == result.makespan_s
     assert all(before.end_s == after.start_s for before, after in pairwise(path))
     assert [span.action.kind for span in path[-2:]] == [ActionKind.REDUCE_GRAD] * 2
+
+
+@pytest.mark.parametrize("other", [9, 1, 0])
+def test_a_sum_with_a_stage_that_is_no_later_one_is_refused(other: int) -> None:
+    """A plan file with such a stage ended in an IndexError of the simulator."""
+    message = rf"summed_gradients of stage 1 names the stages \({other},\): give later ones, and stages are 0"
+    with pytest.raises(ScheduleError, match=message):
+        run([PLAIN, with_sum((8, (other,))), PLAIN, PLAIN])

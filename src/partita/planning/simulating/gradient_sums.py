@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from partita.errors import ScheduleError
 from partita.planning.costs.stage_cost import StageCost
 from partita.planning.hardware.cluster import Cluster
 
@@ -49,6 +50,9 @@ def gradient_sums(
         cluster: the links.
         ends: for each rank, when what it does in the step ends.
 
+    Raises:
+        ScheduleError: a sum with a stage that there is not, or that is no later one.
+
     >>> costs = [StageCost(1.0, 2.0, summed_gradients=((8, (1,)),)), StageCost(1.0, 2.0)]
     >>> gradient_sums(costs, (0, 1), Cluster(2, bandwidth_bytes_per_s=4.0), [[9.0], [6.0]])
     (GradientSum(stage=0, ranks=(0, 1), start_s=9.0, end_s=11.0),)
@@ -57,6 +61,11 @@ def gradient_sums(
     sums = []
     for stage, cost in enumerate(costs):
         for size, others in cost.summed_gradients:
+            if not all(stage < other < len(stage_ranks) for other in others):
+                raise ScheduleError(
+                    f"summed_gradients of stage {stage} names the stages {others}: give later ones, and "
+                    f"stages are 0 to {len(stage_ranks) - 1}"
+                )
             ranks = tuple(sorted({stage_ranks[one] for one in (stage, *others)}))
             if len(ranks) == 1:
                 continue
