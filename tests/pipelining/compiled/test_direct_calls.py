@@ -20,6 +20,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from partita.errors import ExecutionError
 from partita.pipelining import get_schedule_class
+from partita.pipelining.compiled.ahead import AheadOfStep, compiling_ahead
 from partita.pipelining.compiled.artifacts import artifacts_for
 from partita.pipelining.compiled.direct_calls import DirectCalls
 from partita.pipelining.interface.compile_options import CompileOptions
@@ -400,3 +401,19 @@ def test_the_second_step_of_a_pipeline_goes_round_dynamo(
     for events in by_thread.values():
         assert "by Dynamo" in events
         assert events[-2:] == ["step", "step"]
+
+
+def test_nothing_runs_ahead_of_a_step() -> None:
+    """A stage that counts its calls was one ahead: a new kind of step with microbatches of a known size."""
+
+    def count(x: Tensor, calls: Tensor) -> Tensor:
+        calls.add_(1)
+        return x * calls
+
+    counted, x, calls = Counted(count), torch.ones(2, requires_grad=True), torch.zeros(())
+    for _ in range(3):
+        counted.calls(x, calls).sum().backward()
+    assert counted.by_dynamo < 3
+    with compiling_ahead(AheadOfStep()):
+        counted.calls(x, calls)
+    assert calls == 3

@@ -20,6 +20,7 @@ import torch
 
 from partita._torch.compile.direct_graph import CallGuard, DirectGraph, Readiness
 from partita._torch.compile.eager_stance import default_stance
+from partita.pipelining.compiled.ahead import ahead_now
 
 __all__ = ["DirectCalls", "note_call"]
 
@@ -71,7 +72,7 @@ class DirectCalls:
 
     def __call__(self, *values: Any, **by_name: Any) -> Any:
         """The function's result."""
-        if by_name or not default_stance():
+        if by_name or ahead_now() is not None or not default_stance():  # a graph runs nothing ahead of a step
             return self._run(*values, **by_name)
         for way in self._ways:
             if way.guard.holds(values):
