@@ -10,7 +10,6 @@ from torch import Tensor, nn
 __all__ = ["same_hash", "value_hash"]
 
 _BLOCK = 1 << 16
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def value_hash(tensor: Tensor) -> Tensor | None:
@@ -28,11 +27,14 @@ def value_hash(tensor: Tensor) -> Tensor | None:
             return None
         # `torch.hash_tensor` is the same in any order, and 0 for an even count of equal values
         values = tensor.int_repr() if tensor.is_quantized else tensor.detach().resolve_neg()
-        numbers = values.contiguous().view(-1).view(_INTEGERS[tensor.element_size()])
+        memory = values.contiguous().view(-1).view(torch.uint8)
+        if memory.storage_offset() % 8:
+            memory = memory.clone()
+        whole = len(memory) // 8 * 8
         weights = _weights()
         total = torch.zeros((), dtype=torch.int64)
-        for block in numbers.split(_BLOCK):
-            total = total * 0x9E3779B1 + torch.dot(block.long(), weights[: len(block)])
+        for block in (*memory[:whole].view(torch.int64).split(_BLOCK), memory[whole:].long()):
+            total = total * 0x9E3779B1 + torch.dot(block, weights[: len(block)])
         return total
 
 
