@@ -20,6 +20,10 @@ PLAIN = StageCost(1.0, 2.0)
 LINKS = Cluster(4, bandwidth_bytes_per_s=4.0)
 
 
+def summed(costs: list[StageCost]) -> list[tuple[tuple[int, tuple[int, ...]], ...]]:
+    return [cost.summed_gradients for cost in costs]
+
+
 def run(costs: list[StageCost]) -> Simulation:
     return simulate(get_schedule("1F1B")(4, 2), costs, Cluster(4, bandwidth_bytes_per_s=4.0))
 
@@ -46,12 +50,14 @@ def test_each_rank_that_takes_part_has_it_among_its_collectives() -> None:
 def test_a_sum_waits_for_the_last_rank_that_takes_part() -> None:
     costs = [PLAIN, with_sum((8, (3,))), PLAIN, with_sum()]
     ends = [[9.0], [8.0, 3.0], [5.0], [4.0]]
-    assert gradient_sums(costs, (0, 1, 2, 3), LINKS, ends) == (GradientSum(1, (1, 3), 8.0, 8.0 + 2.0),)
+    assert gradient_sums(summed(costs), (0, 1, 2, 3), LINKS, ends) == (
+        GradientSum(1, (1, 3), 8.0, 8.0 + 2.0),
+    )
 
 
 def test_a_rank_sums_one_after_the_other() -> None:
     costs = [with_sum((8, (1,)), (16, (2,))), PLAIN, with_sum((8, (3,))), PLAIN]
-    sums = gradient_sums(costs, (0, 1, 2, 3), LINKS, [[1.0]] * 4)
+    sums = gradient_sums(summed(costs), (0, 1, 2, 3), LINKS, [[1.0]] * 4)
     assert [(one.ranks, one.start_s, one.end_s) for one in sums] == [
         ((0, 1), 1.0, 3.0),
         ((0, 2), 3.0, 7.0),
@@ -60,7 +66,8 @@ def test_a_rank_sums_one_after_the_other() -> None:
 
 
 def test_stages_of_one_rank_have_nothing_to_sum() -> None:
-    assert gradient_sums([with_sum((8, (3,))), PLAIN, PLAIN, PLAIN], (0, 1, 1, 0), LINKS, [[1.0]] * 2) == ()
+    costs = [with_sum((8, (3,))), PLAIN, PLAIN, PLAIN]
+    assert gradient_sums(summed(costs), (0, 1, 1, 0), LINKS, [[1.0]] * 2) == ()
 
 
 def test_the_critical_path_goes_on_into_the_sums() -> None:

@@ -28,7 +28,7 @@ from partita._torch.distributed.gradient_sync import (
 from partita._torch.modules.contents import modules_in
 from partita.errors import ExecutionError
 
-__all__ = ["GradientReduction", "gradient_reduction"]
+__all__ = ["GradientReduction", "gradient_reduction", "replicas_among"]
 
 
 def gradient_reduction(module: nn.Module) -> GradientReduction | None:
@@ -45,12 +45,17 @@ def gradient_reduction(module: nn.Module) -> GradientReduction | None:
             "the stage's module went through torch's composable replicate(), which reduces in every "
             "microbatch: wrap it in DistributedDataParallel, or fully_shard() it"
         )
-    replicated = [part for part in parts if isinstance(part, DistributedDataParallel)]
-    on_demand = [part for part in parts if hasattr(type(part), "expect_backward")]
+    replicated, on_demand = replicas_among(parts)
     sharded = sharded_roots(module) if any(isinstance(part, FSDPModule) for part in parts) else []
     if not replicated and not on_demand and not sharded:
         return None
     return GradientReduction(module, replicated=replicated, on_demand=on_demand, sharded=sharded)
+
+
+def replicas_among(parts: Iterable[Any]) -> tuple[list[DistributedDataParallel], list[Any]]:
+    """Those of some modules that are ``DistributedDataParallel``, and those of `partita.ddp.replicate`."""
+    replicated = [part for part in parts if isinstance(part, DistributedDataParallel)]
+    return replicated, [part for part in parts if hasattr(type(part), "expect_backward")]
 
 
 class ReducedOnDemand(Protocol):

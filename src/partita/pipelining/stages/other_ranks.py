@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule
-from torch.nn.parallel import DistributedDataParallel
 
 from partita._torch.modules.contents import modules_in, parameters_in
 from partita._torch.operators.collectives import collectives_in
 from partita.errors import ExecutionError
+from partita.pipelining.stages.data_parallel import replicas_among
 
 __all__ = ["check_ranks_come", "check_ranks_come_in", "check_replicas"]
 
@@ -65,10 +65,8 @@ def check_replicas(module: nn.Module, processes: Collection[int], stage: int) ->
     """
     if len(processes) < 2:
         return
-    parts: Iterable[Any] = modules_in(module)
-    wrapped = (part for part in parts if isinstance(part, DistributedDataParallel))
-    groups = {tuple(dist.get_process_group_ranks(part.process_group)) for part in wrapped}
-    on_demand = [part for part in parts if hasattr(type(part), "expect_backward")]
+    replicated, on_demand = replicas_among(modules_in(module))
+    groups = {tuple(dist.get_process_group_ranks(part.process_group)) for part in replicated}
     groups |= {tuple(getattr(part.replication.comm, "processes", ())) for part in on_demand}
     meshes = {value.device_mesh for _, value in parameters_in(module) if isinstance(value, DTensor)}
     groups |= {tuple(mesh.mesh.flatten().tolist()) for mesh in meshes}

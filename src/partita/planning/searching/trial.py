@@ -185,13 +185,11 @@ class Case:
         return Trial(name, layout, cuts, chosen, rows, end_s, total_s, tuple(over))
 
     def _end_of_sums(self, problem: Problem, layout: Layout, cuts: Cuts, rows: Rows, timing: Timing) -> float:
-        sums = summed_gradients(self.costs, cuts)
-        stages = [StageCost(0.0, 0.0, summed_gradients=own) for own in sums]
         ends = [
             [starts[-1] + problem.seconds[row[-1][0]][row[-1][1]]] if row else []
             for row, starts in zip(rows, timing.starts, strict=True)
         ]
-        after = gradient_sums(stages, layout.stage_ranks, self.cluster, ends)
+        after = gradient_sums(summed_gradients(self.costs, cuts), layout.stage_ranks, self.cluster, ends)
         return max([timing.end_s, *(one.end_s for one in after)])
 
     def _overflow(

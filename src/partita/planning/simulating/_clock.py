@@ -95,7 +95,8 @@ def step_times(
     busy = tuple(
         sum(operation.seconds for operation, _ in row if operation.role == COMPUTE) for row in program.rows
     )
-    sums = gradient_sums(costs, schedule.stage_ranks, cluster, clock.ends)
+    summed = (cost.summed_gradients for cost in costs)
+    sums = gradient_sums(summed, schedule.stage_ranks, cluster, clock.ends)
     return StepTimes(program, clock.starts, clock.ends, clock.ready, clock.sent, busy, sums)
 
 

@@ -10,11 +10,10 @@ Each rank begins when it has done all else, and sums with the others that hold t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from partita.errors import ScheduleError
-from partita.planning.costs.stage_cost import StageCost
 from partita.planning.hardware.cluster import Cluster
 
 __all__ = ["GradientSum", "gradient_sums"]
@@ -37,7 +36,7 @@ class GradientSum(NamedTuple):
 
 
 def gradient_sums(
-    costs: Sequence[StageCost],
+    summed: Iterable[Sequence[tuple[int, Sequence[int]]]],
     stage_ranks: Sequence[int],
     cluster: Cluster,
     ends: Sequence[Sequence[float]],
@@ -45,7 +44,7 @@ def gradient_sums(
     """Every sum after a step, in order; a rank does one at a time.
 
     Args:
-        costs: one a stage.
+        summed: `StageCost.summed_gradients` of each stage.
         stage_ranks: the rank of each stage.
         cluster: the links.
         ends: for each rank, when what it does in the step ends.
@@ -53,14 +52,13 @@ def gradient_sums(
     Raises:
         ScheduleError: a sum with a stage that there is not, or that is no later one.
 
-    >>> costs = [StageCost(1.0, 2.0, summed_gradients=((8, (1,)),)), StageCost(1.0, 2.0)]
-    >>> gradient_sums(costs, (0, 1), Cluster(2, bandwidth_bytes_per_s=4.0), [[9.0], [6.0]])
+    >>> gradient_sums([((8, (1,)),), ()], (0, 1), Cluster(2, bandwidth_bytes_per_s=4.0), [[9.0], [6.0]])
     (GradientSum(stage=0, ranks=(0, 1), start_s=9.0, end_s=11.0),)
     """
-    free_s = [max(own, default=0.0) for own in ends]
+    free_s = [max(of_rank, default=0.0) for of_rank in ends]
     sums = []
-    for stage, cost in enumerate(costs):
-        for size, others in cost.summed_gradients:
+    for stage, own in enumerate(summed):
+        for size, others in own:
             if not all(stage < other < len(stage_ranks) for other in others):
                 raise ScheduleError(
                     f"summed_gradients of stage {stage} names the stages {others}: give later ones, and "
