@@ -112,8 +112,8 @@ ROOMS = {
         ("frontends",),
     ),
     "pipelining.stages": (
-        ("backward", "data_parallel", "parts", "hooked_parameters", "flight", "other_ranks", "step_count"),
-        ("original_model", "other_weights"),
+        ("backward", "data_parallel", "parts", "hooked_parameters", "flight", "step_count"),
+        ("original_model", "other_ranks", "other_weights"),
         ("compile_module", "copying"),
         ("stage",),
         ("placing", "value_stage", "optimizer_steps"),
