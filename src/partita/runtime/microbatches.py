@@ -115,6 +115,8 @@ def split_tree(tree: Any, chunks: int) -> tuple[list[Any], MicrobatchPlan]:
     [{'y': tensor([0, 1])}, {'y': tensor([2])}]
     """
     batch = _cut((tree,), None, chunks)
+    if isinstance(tree, torch.Tensor):
+        return [part for (part,) in batch.parts()], batch.plan
     return [args[0] for args, _ in batch.trees()], batch.plan
 
 

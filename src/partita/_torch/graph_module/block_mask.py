@@ -23,7 +23,10 @@ def shift_masks(whole: Any, parts: Sequence[Any]) -> None:
         whole: nested containers with the masks of the whole batch.
         parts: the same for each microbatch, in order, with tensors that are cut.
     """
-    for of_batch, *masks in zip(_masks(whole), *map(_masks, parts), strict=True):
+    of_whole = _masks(whole)
+    if not of_whole:
+        return
+    for of_batch, *masks in zip(of_whole, *map(_masks, parts), strict=True):
         start, size = 0, of_batch.kv_num_blocks.shape[0]
         for mask in masks:
             rows = mask.kv_num_blocks.shape[0]
