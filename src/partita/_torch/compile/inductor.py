@@ -9,6 +9,8 @@ import torch
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
+from partita._torch.compile.vector_trials import remembered_trials
+
 __all__ = [
     "compile_with_inductor",
     "configuration_hash",
@@ -71,5 +73,5 @@ def compile_with_inductor(gm: GraphModule, examples: Sequence[Any]) -> Callable[
 
     symbols: Literal["from_graph", "from_tracing_context"]
     symbols = "from_graph" if TracingContext.try_get() is None else "from_tracing_context"
-    with torch.no_grad(), config.patch(_SETTINGS):
+    with torch.no_grad(), config.patch(_SETTINGS), remembered_trials():
         return standalone_compile(gm, list(examples), dynamic_shapes=symbols)

@@ -29,6 +29,7 @@ from partita._torch.compile.aot import (
     compile_ahead,
     copy_where_no_view,
 )
+from partita._torch.compile.vector_trials import remembered_trials
 
 __all__ = ["CompileGraph", "GraphCompiler", "compile_training"]
 
@@ -94,7 +95,8 @@ def compile_training(
             # With a smaller budget torch draws eager's random numbers again in the backward pass, and gets
             # others (2.13). Inductor's own come from saved seeds.
             draws_again = settings.get("fallback_random", inductor_config.fallback_random)
-            with functorch_config.patch(activation_memory_budget=1.0) if draws_again else nullcontext():
+            budget = functorch_config.patch(activation_memory_budget=1.0) if draws_again else nullcontext()
+            with budget, remembered_trials():
                 return compile_fx(gm, inputs, inner_compile=inside, config_patches=dict(settings))  # type: ignore[return-value]
         compiler = inner
         return compile_ahead(
