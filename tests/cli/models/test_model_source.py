@@ -48,6 +48,15 @@ def test_a_function_of_a_file_is_built_with_or_without_memory(place: str) -> Non
     assert len(list(built.model.parameters())) == 3
 
 
+def test_what_a_hugging_face_model_makes_on_the_cpu_has_no_memory_either() -> None:
+    """DiffLlama's lambdas come of torch.normal, which ignores the default device."""
+    pytest.importorskip("transformers")
+    small = ("num_hidden_layers=1", "hidden_size=32", "intermediate_size=32", "num_attention_heads=4")
+    source = choose_source(None, model_type="diffllama", settings=(*small, "num_key_value_heads=2"))
+    built = source.build("meta")
+    assert {parameter.device.type for parameter in built.model.parameters()} == {"meta"}
+
+
 def test_options_of_other_models_are_refused(place: str) -> None:
     with pytest.raises(UsageError, match=r"--set is for Hugging Face models, and .*model.py:build is none"):
         choose_source(place, settings=("a=1",))

@@ -43,17 +43,21 @@ class ModelSource:
         Raises:
             UsageError: the model can't be made; the message says why.
         """
-        if self.hugging_face is not None:
-            return build_hugging_face(self.hugging_face, device)
-        if self.file is None:
+        if self.hugging_face is None and self.file is None:
             raise UsageError("no model is named: write FILE.py:NAME or hf:TYPE")
         if device != "meta":
-            return build_from(self.file)
+            return self._built(device)
         with torch.device(device):
-            built = build_from(self.file)
-        _forget_memory(built.model)
+            built = self._built(device)
+        _forget_memory(built.model)  # such as what torch.normal makes, on the CPU whatever the default device
         args, kwargs = tree_map(_without_memory, (built.args, built.kwargs))
         return Built(built.model, args, kwargs)
+
+    def _built(self, device: str) -> Built:
+        if self.hugging_face is not None:
+            return build_hugging_face(self.hugging_face, device)
+        assert self.file is not None
+        return build_from(self.file)
 
     def names(self) -> nn.Module:
         """Make the model on the meta device, for the names and shapes of its tensors and its configuration.
