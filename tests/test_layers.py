@@ -79,6 +79,7 @@ ROOMS = {
         ("chunk_specs", "sample_lists"),
         (
             "rng",
+            "freed_memory",
             "microbatches",
             "one_at_a_time",
             "piece_runner",

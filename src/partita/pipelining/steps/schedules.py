@@ -31,6 +31,7 @@ from partita.pipelining.tied.tied_sum import with_chains
 from partita.planning import Schedule, get_schedule
 from partita.runtime import NULL_TRACER, Comm, ProcessGroupComm, Recorder, merge
 from partita.runtime.failures.thread_activity import doing
+from partita.runtime.freed_memory import keep_freed_memory
 from partita.runtime.one_at_a_time import one_at_a_time
 from partita.runtime.publish_errors import closed_on_error, publish_errors
 
@@ -129,6 +130,7 @@ class PipelineSchedule:
 
     def _join(self, stages: Sequence[Stage]) -> None:
         """Agree with the other ranks on what is run, and connect to those that this one exchanges with."""
+        keep_freed_memory()
         for stage in stages:
             stage.by_mode = with_chains(stage.by_mode, self.options.tied_gradients == "exact")
             stage.follow(stage.by_mode.in_mode(stage.module.training))
