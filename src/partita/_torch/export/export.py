@@ -108,7 +108,7 @@ def export_module(
         script_functions_in_python(),
         opening,
         _unmarked((args, kwargs)),
-        functions_kept(),
+        functions_kept(strict=way == "strict"),
         parameter_buffers_as_tensors(model) as put_own_buffers,
         sources_dropped() as keep_sources,
         _quiet(),

@@ -11,8 +11,8 @@ gives 0. So while a model is traced, ``apply`` itself is recorded::
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils import _pytree as pytree
 
 from partita._torch.export.open_sizes import is_symbolic
+from partita._torch.modules.calls import function_kinds
 from partita._torch.operators.draws import before_draws
 from partita._torch.tensors.storage import storage_key
 from partita.errors import CaptureError
@@ -150,23 +151,32 @@ def _observed(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[Any,
 
 
 @contextmanager
-def functions_kept() -> Iterator[None]:
-    """While ``torch.export`` traces (not in strict mode), record calls of ``torch.autograd.Function``s.
+def functions_kept(*, strict: bool = False) -> Iterator[None]:
+    """While ``torch.export`` traces, record calls of ``torch.autograd.Function``s; in strict mode refuse them.
 
     The exported graph still needs `call_functions_directly`, within the same block.
     """
     outer = list(_calls)
     _calls.clear()
-    before = vars(_HOLDER).get("apply")
-    _HOLDER.apply = classmethod(_apply)
-    try:
+    with ExitStack() as stack:
+        stack.callback(_calls.__setitem__, slice(None), outer)
+        _replace(stack, _HOLDER, "apply", classmethod(_apply))
+        if _HOLDER is Function and not strict:
+            # An ``apply`` that was looked up before (``reverse = Reverse.apply``) is none of Python's, and
+            # comes by here only when it calls ``forward``.
+            for kind in function_kinds():
+                if not _is_traced_through(kind):
+                    _replace(stack, kind, "forward", staticmethod(_forward(kind)))
         yield
-    finally:
-        if before is None:
-            del _HOLDER.apply
-        else:
-            _HOLDER.apply = before
-        _calls[:] = outer
+
+
+def _replace(stack: ExitStack, kind: Any, name: str, value: Any) -> None:
+    """Give a class another attribute until the stack ends."""
+    if name in vars(kind):
+        stack.callback(setattr, kind, name, vars(kind)[name])
+    else:
+        stack.callback(delattr, kind, name)
+    setattr(kind, name, value)
 
 
 def _apply(cls: type[Function], *args: Any) -> Any:
@@ -176,9 +186,34 @@ def _apply(cls: type[Function], *args: Any) -> Any:
         raise CaptureError(_LOST)
     if cls is BackwardHookFunction and any(map(_is_traced, leaves)):
         raise CaptureError(_HOOK)
-    traced_through = f"{cls.__module__}.".startswith(_TRACED_THROUGH)
-    if traced_through or not any(map(_is_traced, leaves)):
+    if _is_traced_through(cls) or not any(map(_is_traced, leaves)):
         return _APPLY.__get__(None, cls)(*args)
+    return _record(cls, args)[0]
+
+
+def _forward(kind: type[Function]) -> Callable[..., Any]:
+    """What stands in for a function's ``forward``, with the same effect."""
+    own = kind.forward
+    has_context = kind.setup_context is _SingleLevelFunction.setup_context
+
+    def forward(*args: Any) -> Any:
+        given_to_apply = args[has_context:]
+        if not any(_is_traced(value) for value in given_to_apply if isinstance(value, torch.Tensor)):
+            return own(*args)
+        result, written = _record(kind, given_to_apply)
+        if has_context and written:
+            args[0].mark_dirty(*written)
+        return result
+
+    return forward
+
+
+def _is_traced_through(kind: type[Function]) -> bool:
+    return f"{kind.__module__}.".startswith(_TRACED_THROUGH)
+
+
+def _record(cls: type[Function], args: Sequence[Any]) -> tuple[Any, list[torch.Tensor]]:
+    """Record a call; return its result, and the tensors that it has written to and returns."""
     _check_arguments(cls, args)
     tensors: list[torch.Tensor] = []
     pattern: list[Any] = []
@@ -188,8 +223,11 @@ def _apply(cls: type[Function], *args: Any) -> Any:
             tensors.append(value)
         else:
             pattern.append(value)
+    number = len(_calls)
     _calls.append(FunctionCall(cls, tuple(pattern)))
-    return _recorded(len(_calls) - 1, *tensors)
+    result = _recorded(number, *tensors)
+    call = _calls[number]
+    return result, [tensors[place] for place in call.writes if place in call.aliases]
 
 
 def _is_traced(tensor: torch.Tensor) -> bool:

@@ -18,6 +18,7 @@ __all__ = [
     "Around",
     "Enter",
     "calls_watched",
+    "function_kinds",
     "inside_of_checkpoint",
     "inside_of_function",
     "inside_of_transform",
@@ -104,12 +105,20 @@ def inside_of_checkpoint() -> bool:
     return any(code.co_filename == torch.utils.checkpoint.__file__ for code in _callers())
 
 
-_APPLY = Function.apply.__code__
-
-
 def inside_of_function() -> bool:
-    """Whether this runs within the ``forward`` of a ``torch.autograd.Function``."""
-    return any(code is _APPLY for code in _callers())
+    """Whether this runs within the ``forward`` of a ``torch.autograd.Function``. (Since torch 2.14 no Python
+    of torch's calls it, which a frame would show.)
+    """
+    forwards = {getattr(kind.forward, "__code__", None) for kind in function_kinds()}
+    return any(code in forwards for code in _callers())
+
+
+def function_kinds() -> list[type[Function]]:
+    """Every class of ``torch.autograd.Function`` that there is now, parents first."""
+    kinds: list[type[Function]] = [Function]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return list(dict.fromkeys(kinds))
 
 
 def _callers() -> Iterator[CodeType]:
