@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.pipelining.models import NORMED, PLAIN, TRANSFORMER, WIDTH
+from tests.pipelining.models import NORMED, PLAIN, SKIP, TRANSFORMER, WIDTH
 from tests.pipelining.running import cut
 from torch import Tensor, nn
 from torch._dynamo import compiled_autograd
@@ -37,6 +37,36 @@ def _compiled(module: nn.Module, options: CompileOptions = EAGER) -> CompiledFor
     forward = CompiledForward(module, options, "stage 0")
     vars(module)["forward"] = forward
     return forward
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        if x.mean() > 0:
+            h = h.tanh()
+        return self.b(h)
+
+
+@pytest.mark.parametrize("what", ["a branch on data", "an input used twice that goes on"])
+def test_a_stage_is_called_by_name(what: str) -> None:
+    """What is read before the graph runs, and inputs that are handed over for each use, went by position."""
+    model, ends = (Branches(), ["a"]) if what == "a branch on data" else (SKIP.model(), ["a", "c"])
+    spec = dict.fromkeys(ends, SplitPoint.END)
+    stage = pipeline(model, (torch.ones(2, WIDTH),), split_spec=spec, compile="aot_eager").build_stage(1)
+    values = {name: torch.randn(2, WIDTH) for name in stage.border.inputs}
+    first, *rest = values
+    for _ in range(2):
+        expected = stage.module(*values.values())
+        for call in (values, {name: values[name] for name in [*rest, first]}):
+            assert all(map(torch.equal, stage.module(**call), expected))
+        with pytest.raises(TypeError, match=f"missing.*{first!r}"):
+            stage.module(**{name: values[name] for name in rest})
+    with pytest.raises(TypeError, match="missing"):
+        stage.module()
 
 
 class Breaks(nn.Module):

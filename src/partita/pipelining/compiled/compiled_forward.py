@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 import torch
@@ -43,6 +43,7 @@ class _Entry:
     Attributes:
         run: takes the state and the inputs.
         slots: where the state is looked up: a module's dict, and the name in it.
+        inputs: the names of what the module is called with; None: whatever a call brings is handed over.
         first_site: the number of the stage's first random call.
         conditions: reads what the function takes between state and inputs; None where it takes nothing.
         repeated: positions of the state that is handed over once for each of its uses.
@@ -52,6 +53,7 @@ class _Entry:
 
     run: Callable[..., Any]
     slots: tuple[tuple[Mapping[str, Any], str], ...]
+    inputs: tuple[str, ...] | None
     first_site: int
     conditions: Callable[..., tuple[bool | None, ...]] | None = None
     repeated: tuple[int, ...] = ()
@@ -192,6 +194,10 @@ class CompiledForward:
         return result
 
     def _run(self, entry: _Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if entry.inputs is not None and (kwargs or len(args) != len(entry.inputs)):
+            args, kwargs = _in_order(entry.inputs, args, kwargs)
+            if kwargs or len(args) != len(entry.inputs):
+                return self._as_it_is(*args, **kwargs)  # Python says what is wrong with the call
         state = [table[name] for table, name in entry.slots]
         for place in entry.repeated:
             state[place] = state[place].view_as(state[place])
@@ -218,7 +224,7 @@ class CompiledForward:
         check_wrappers(module)
         graph = module.current if isinstance(module, TwoModes) else module
         if self.own is not None or not isinstance(graph, LazyGraphModule):
-            return _Entry(self._compiled(self._as_it_is), (), 0)
+            return _Entry(self._compiled(self._as_it_is), (), None, 0)
         check_recurrent(graph)
         function = stateless(graph, module, self._shared)
         functions = self._artifacts.functions if self.options.shares else {}
@@ -228,8 +234,9 @@ class CompiledForward:
             # Not the module itself: torch would call the hooks of all modules for it.
             run = functions[function.hash] = self._compiled(function.module.forward)
         slots = tuple(_slot(module, name) for name in function.state)
+        inputs = tuple(str(node.target) for node in graph.graph.find_nodes(op="placeholder"))
         repeated = function.repeated, function.repeated_inputs
-        return _Entry(DirectCalls(run), slots, function.first_site, function.conditions, *repeated)
+        return _Entry(DirectCalls(run), slots, inputs, function.first_site, function.conditions, *repeated)
 
     def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         run: Callable[..., Any] = torch.compile(
@@ -272,6 +279,15 @@ def _flagged(module: nn.Module) -> list[nn.Module]:
         if str(node.target).rpartition(".")[2] == "training"
     )
     return [module, *map(module.get_submodule, names)]
+
+
+def _in_order(
+    names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same arguments, by position where no earlier one is missing."""
+    rest = dict(kwargs)
+    positional = [rest.pop(name) for name in takewhile(rest.__contains__, names[len(args) :])]
+    return (*args, *positional), rest
 
 
 def _slot(module: nn.Module, name: str) -> tuple[Mapping[str, Any], str]:
