@@ -494,3 +494,31 @@ def test_data_parallel_stages_compiled_before_they_are_wrapped_or_afterwards(wra
     for when in ("before", "afterwards"):
         assert_equal(records[when].losses, records["never"].losses)
         assert_equal(records[when].state, records["never"].state)
+
+
+@pytest.mark.parametrize("stages_too", [False, True])
+def test_a_step_within_a_compiled_function_runs_as_it_is(stages_too: bool) -> None:
+    """Dynamo went into the schedule's own code, and ended in errors of its own about that."""
+
+    def stepped(steps: Any) -> list[Tensor]:
+        with group_of_one():
+            pipe = cut(PLAIN, 2, compile="aot_eager" if stages_too else None)
+            stages = [pipe.build_stage(index) for index in range(2)]
+            schedule = get_schedule_class("Interleaved1F1B")(stages, 4, PLAIN.loss)
+            weights = [weight for stage in stages for weight in stage.module.parameters()]
+            optimizer = torch.optim.SGD(weights, lr=0.1)
+            (x,), _, target = PLAIN.data(8)
+
+            def step() -> None:
+                schedule.step(x, target=target)
+                optimizer.step()
+                optimizer.zero_grad()
+
+            run = steps(step)
+            for _ in range(3):
+                run()
+            schedule.close()
+            return weights
+
+    ours = stepped(lambda step: torch.compile(step, backend="eager"))
+    assert_equal(ours, stepped(lambda step: step))

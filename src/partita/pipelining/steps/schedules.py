@@ -282,6 +282,7 @@ class PipelineSchedule:
         loss = losses, loss_kwargs or {}
         return self._run(StepArguments(self.options.cutting, False, return_outputs, *batch, *loss))
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _run(self, arguments: StepArguments) -> Any:
         train = arguments.train
         what = f"{'step()' if train else 'eval()'} number {self._count.steps} of {type(self).__name__}"
