@@ -259,7 +259,7 @@ class PipelineSchedule:
         train = not self._actions.forward_only
         batch = args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs
         loss = losses, loss_kwargs or {}, loss_weights
-        return self._run(StepArguments(self.options.cutting, train, return_outputs, *batch, *loss))
+        return self._runs()(StepArguments(self.options.cutting, train, return_outputs, *batch, *loss))
 
     def eval(
         self,
@@ -280,9 +280,8 @@ class PipelineSchedule:
         """
         batch = args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs
         loss = losses, loss_kwargs or {}
-        return self._run(StepArguments(self.options.cutting, False, return_outputs, *batch, *loss))
+        return self._runs()(StepArguments(self.options.cutting, False, return_outputs, *batch, *loss))
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _run(self, arguments: StepArguments) -> Any:
         train = arguments.train
         what = f"{'step()' if train else 'eval()'} number {self._count.steps} of {type(self).__name__}"
@@ -302,6 +301,12 @@ class PipelineSchedule:
             if arguments.losses is not None:
                 arguments.losses[:] = results.losses
             return merge(results.outputs, self.options.output_merge_spec) if results.outputs else None
+
+    _run_untraced = torch.compiler.disable(_run)
+
+    def _runs(self) -> Callable[[StepArguments], Any]:
+        """What runs a step: within a function that Dynamo traces, in a frame of its own that keeps it out."""
+        return self._run_untraced if torch.compiler.is_dynamo_compiling() else self._run
 
     def _prepare(self, arguments: StepArguments) -> StepInputs:
         # what this rank can find wrong by itself, before it waits for another
