@@ -8,7 +8,7 @@ import partita
 from partita._torch.export.script_functions import script_functions_in_python
 from partita.capture import capture
 
-with pytest.warns(DeprecationWarning, match="torch.jit.script"):
+with pytest.warns((DeprecationWarning, FutureWarning), match="torch.jit.script"):
 
     @torch.jit.script
     def snake(x: Tensor, alpha: Tensor) -> Tensor:
