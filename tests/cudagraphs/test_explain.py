@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -109,7 +111,9 @@ def test_a_model_that_branches_on_values_is_explained_up_to_there() -> None:
     explanation = explain(Branches(), (torch.ones(2),))
     assert len(explanation.graphs) == 1
     assert "test_explain.py" in explanation.stopped
-    assert "return x if x.sum() > 0" in explanation.stopped
+    # after a graph break on Python 3.13, tracebacks know the function only
+    line = "return x if x.sum() > 0" if sys.version_info < (3, 13) else "def forward(self, x"
+    assert line in explanation.stopped
 
 
 @without_gpu
