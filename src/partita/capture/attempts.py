@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 
 from partita._torch.export.conditions import Answers
 from partita._torch.export.export import Way, export_module
+from partita._torch.export.function_call import BackwardLost
 from partita._torch.export.open_sizes import fixed_as_int
 from partita._torch.graph_module.example_values import copy_graph_module
 from partita._torch.modules.registered_state import register_missing
@@ -151,6 +152,8 @@ class Attempts:
             if module is not None:
                 return module
             first = failed[0][1]
+            if isinstance(first, BackwardLost):
+                raise CaptureError(refusal(self.model, training, failed[:1])) from first
             if not reasons and not fixed and not isinstance(first, (PartitaError, Disproof)):
                 self.own_run.check(training)
             if isinstance(first, _FixedAsInt):  # reading the bytecode with open sizes comes next

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.own_functions import Dirty
 from torch import Tensor, nn
+from torch._functorch.autograd_function import custom_function_call
 
 import partita
 from partita._torch.export.export import export_module
@@ -141,9 +142,59 @@ def test_strict_mode_is_refused_since_it_loses_the_backward_pass() -> None:
         export_module(Given(0.5), (torch.randn(2, 4),), {}, way="strict")
 
 
+class BoundBefore(nn.Module):
+    """Calls a function whose ``apply`` was looked up before anything is traced."""
+
+    def __init__(self, apply: Any) -> None:
+        super().__init__()
+        self.layer, self.call = nn.Linear(4, 4), apply
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        return self.call(h * 2) + h  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("function", [Dirty, Noisy])
+def test_an_apply_that_was_looked_up_before_is_recorded(function: Any) -> None:
+    """Since torch 2.14 no Python of torch's stands before it."""
+    model = BoundBefore(function.apply)
+    captured = capture(model, (torch.randn(3, 4),)).module
+    assert [call.function for call in calls(captured.graph).values()] == [function]
+    partita.verify(captured, model, (torch.randn(5, 4).requires_grad_(),)).check()
+
+
+class Scaled(torch.autograd.Function):
+    """Its gradient has the wrong sign, on purpose."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(_ctx: Any, *grads: Any) -> Any:
+        return -grads[0]
+
+
+@pytest.mark.parametrize("bound", [True, False])
+def test_a_function_within_vmap_is_refused(bound: bool) -> None:
+    """Strict mode, which was tried next, gave a graph whose gradients had the other sign."""
+    function = Scaled.apply if bound else lambda row: Scaled.apply(row)
+    with pytest.raises(
+        CaptureError, match=r"Scaled.apply runs within a transform of torch.func \(vmap, grad"
+    ):
+        capture(BoundBefore(torch.vmap(function)), (torch.randn(3, 4),))
+
+
 def test_functions_run_as_ever_after_a_trace(model: Model) -> None:
     capture(model, (torch.randn(3, 4),))
     assert "apply" not in vars(torch.autograd.function._SingleLevelFunction)
+    assert torch.autograd.function.custom_function_call is custom_function_call
     x = torch.ones(2, requires_grad=True)
     Reverse.apply(x, 2.0).sum().backward()
     assert x.grad is not None

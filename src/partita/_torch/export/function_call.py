@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._functorch.autograd_function import custom_function_call
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import function
 from torch.autograd.function import Function, _SingleLevelFunction
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import (
@@ -34,10 +36,10 @@ from torch.utils import _pytree as pytree
 from partita._torch.export.open_sizes import is_symbolic
 from partita._torch.modules.calls import function_kinds
 from partita._torch.operators.draws import before_draws
-from partita._torch.tensors.storage import storage_key
+from partita._torch.tensors.storage import is_same_view, storage_key
 from partita.errors import CaptureError
 
-__all__ = ["FunctionCall", "call_functions_directly", "functions_kept"]
+__all__ = ["BackwardLost", "FunctionCall", "call_functions_directly", "functions_kept"]
 
 _TRACED_THROUGH = ("torch._", "torch.utils.checkpoint", "torch.func")
 """Functions of these modules are part of how torch works; what they compute is recorded as ever."""
@@ -47,9 +49,17 @@ _LOST = (
     "can trace out of forward"
 )
 _HOOK = "a module's backward hook would be lost: its code runs on tensors of the trace alone"
+_TRANSFORMED = (
+    "{name}.apply runs within a transform of torch.func (vmap, grad, jacrev), in which a graph loses its "
+    "backward pass: call it outside of the transform"
+)
 _APPLY = torch._C._FunctionBase.__dict__["apply"]
 _HOLDER: Any = Function if vars(Function)["apply"] is _APPLY else _SingleLevelFunction
 """Its ``apply`` runs for every function; since torch 2.14 no Python of torch's stands before that."""
+
+
+class BackwardLost(CaptureError):
+    """A backward pass that no way of tracing keeps."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +162,7 @@ def _observed(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[Any,
 
 @contextmanager
 def functions_kept(*, strict: bool = False) -> Iterator[None]:
-    """While ``torch.export`` traces, record calls of ``torch.autograd.Function``s; in strict mode refuse them.
+    """While ``torch.export`` traces, record calls of ``torch.autograd.Function``s (strict mode: refuse them).
 
     The exported graph still needs `call_functions_directly`, within the same block.
     """
@@ -161,6 +171,7 @@ def functions_kept(*, strict: bool = False) -> Iterator[None]:
     with ExitStack() as stack:
         stack.callback(_calls.__setitem__, slice(None), outer)
         _replace(stack, _HOLDER, "apply", classmethod(_apply))
+        _replace(stack, function, "custom_function_call", _in_transform)
         if _HOLDER is Function and not strict:
             # An ``apply`` that was looked up before (``reverse = Reverse.apply``) is none of Python's, and
             # comes by here only when it calls ``forward``.
@@ -186,9 +197,18 @@ def _apply(cls: type[Function], *args: Any) -> Any:
         raise CaptureError(_LOST)
     if cls is BackwardHookFunction and any(map(_is_traced, leaves)):
         raise CaptureError(_HOOK)
-    if _is_traced_through(cls) or not any(map(_is_traced, leaves)):
+    if _is_traced_through(cls):
+        return _APPLY.__get__(None, cls)(*args)
+    if not any(map(_is_traced, leaves)):
         return _APPLY.__get__(None, cls)(*args)
     return _record(cls, args)[0]
+
+
+def _in_transform(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+    """Stands in for what a call within a transform of ``torch.func`` goes to."""
+    if get_proxy_mode() is not None and not _is_traced_through(cls):
+        raise BackwardLost(_TRANSFORMED.format(name=cls.__name__))
+    return custom_function_call(cls, *args, **kwargs)
 
 
 def _forward(kind: type[Function]) -> Callable[..., Any]:
@@ -203,9 +223,17 @@ def _forward(kind: type[Function]) -> Callable[..., Any]:
         result, written = _record(kind, given_to_apply)
         if has_context and written:
             args[0].mark_dirty(*written)
+            return pytree.tree_map(lambda value: _itself(value, written), result)
         return result
 
     return forward
+
+
+def _itself(value: Any, written: Sequence[torch.Tensor]) -> Any:
+    """What was written to and is returned has to be that tensor, and not one with the same memory."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return next((tensor for tensor in written if is_same_view(tensor, value)), value)
 
 
 def _is_traced_through(kind: type[Function]) -> bool:
