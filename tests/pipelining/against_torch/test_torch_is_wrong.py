@@ -16,6 +16,7 @@ from tests.runtime.worlds import endings
 from torch import Tensor, nn
 from torch.distributed import pipelining as theirs
 from torch.nn import functional
+from torch.torch_version import TorchVersion
 
 from partita import pipelining as ours
 from partita.runtime import Comm, InProcessWorld
@@ -94,7 +95,8 @@ def test_shape_inference_runs_the_real_forward() -> None:
     model = _model(normed)
     stage = theirs.PipelineStage(model, 0, 1, CPU)
     theirs.ScheduleGPipe(stage, 1, loss_fn=functional.mse_loss).step(x, target=target)
-    assert model[0].num_batches_tracked == 2
+    mended = TorchVersion(torch.__version__) >= "2.14"
+    assert model[0].num_batches_tracked == (1 if mended else 2)
     other = _model(normed)
     _ours_alone(other, 1, lambda schedule: schedule.step(x, target=target))
     assert other[0].num_batches_tracked == 1
