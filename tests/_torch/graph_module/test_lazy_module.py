@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch.fx import Graph
 
 from partita._torch.autograd.region_switches import SET_GRAD
@@ -58,5 +60,31 @@ def test_each_name_that_a_module_lists_can_be_read() -> None:
     module.graph.output(())
     missing = [name for name in dir(module) if not name.startswith("_") and not hasattr(module, name)]
     assert not missing
-    module.torchdynamo_force_dynamic = False
-    assert "torchdynamo_force_dynamic" in dir(module)
+
+
+@pytest.mark.parametrize("ran", [False, True])
+def test_dynamo_compiles_each_of_many_modules_once_and_as_one_graph(*, ran: bool) -> None:
+    """Torch 2.14 traced what generates code, and graphs of equal structure share a limit of compiles."""
+    x = torch.randn(3)
+    modules = [_negative() for _ in range(10)]
+    if ran:
+        assert all(torch.equal(module(x), -x) for module in modules)
+    torch.compiler.reset()
+    for module in modules:
+        counter = CompileCounter()
+        compiled: Any = torch.compile(module, backend=counter, fullgraph=True)
+        for _ in range(2):
+            assert torch.equal(compiled(x), -x)
+        assert counter.frame_count == 1
+    torch.compiler.reset()
+
+
+def test_dynamo_begins_anew_once_for_all_modules_of_a_model() -> None:
+    """It gives up after a hundred times."""
+    x = torch.randn(3)
+    torch.compiler.reset()
+    compiled: Any = torch.compile(
+        nn.Sequential(*(_negative() for _ in range(120))), backend="eager", fullgraph=True
+    )
+    assert torch.equal(compiled(x), x)
+    torch.compiler.reset()

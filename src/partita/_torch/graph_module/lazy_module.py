@@ -8,7 +8,13 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch import nn
+from torch._C._dynamo.eval_frame import (
+    _FrameAction,
+    _FrameExecStrategy,
+    get_eval_frame_callback,
+    set_code_exec_strategy,
+)
 from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import CodeGen
@@ -31,29 +37,6 @@ __all__ = ["LazyGraphModule", "generate_code", "lazy_module", "mark_impure", "ru
 _SWITCHES = {SET_GRAD, ENTER_AUTOCAST, ENTER_INFERENCE, ENTER_CACHE_SCOPE}
 
 
-class _ReadByDynamo:
-    """An optional attribute that Dynamo looks up on each module that it meets, before its ``forward``.
-
-    Dynamo can't trace the generation of code, and keeps the code that was there when it looked. So the code
-    is generated here.
-    """
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, module: LazyGraphModule | None, owner: type) -> Any:
-        if module is None:
-            raise AttributeError(self._name)
-        if "_graph" in vars(module):
-            module.real_recompile()
-        if self._name not in vars(module):
-            raise AttributeError(self._name)
-        return vars(module)[self._name]
-
-    def __set__(self, module: LazyGraphModule, value: Any) -> None:
-        vars(module)[self._name] = value
-
-
 class LazyGraphModule(_LazyGraphModule):
     """A ``GraphModule`` that costs next to nothing until it is run, printed, pickled or compiled.
 
@@ -63,12 +46,14 @@ class LazyGraphModule(_LazyGraphModule):
     that ends with an error leaves no grad, autocast or inference region open that the graph has entered.
     """
 
-    torchdynamo_force_dynamic = _ReadByDynamo()
-    _initialize_hook = _ReadByDynamo()
-
     def _lazy_forward(self, *args: Any, **kwargs: Any) -> Any:
         cls = type(self)
-        if cls.forward is cls._lazy_forward:
+        if torch.compiler.is_dynamo_compiling():
+            # of the module's caller, and can't trace the generation of code
+            from torch._dynamo.comptime import comptime  # half a second, for who compiles
+
+            comptime(_generate_code_and_restart)
+        elif cls.forward is cls._lazy_forward:
             self._quick_compile()
         return self.forward(*args, **kwargs)
 
@@ -97,6 +82,8 @@ class LazyGraphModule(_LazyGraphModule):
         super().recompile()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling() and get_eval_frame_callback():
+            _generate_code_for_dynamo(self)
         if self._partita_regions is False or torch.compiler.is_compiling() or not _opens_regions(self):
             return super().__call__(*args, **kwargs)
         before = OpenRegions.now()
@@ -105,11 +92,6 @@ class LazyGraphModule(_LazyGraphModule):
         except BaseException as error:
             leave_open(before, error, type(self).forward.__code__)
             raise
-
-    def __dir__(self) -> list[str]:
-        """Without the attributes that Dynamo asks for and nobody has set: to read each is no error."""
-        optional = {name for name, value in vars(LazyGraphModule).items() if isinstance(value, _ReadByDynamo)}
-        return [name for name in super().__dir__() if name in vars(self) or name not in optional]
 
     @classmethod
     def _needs_recompile(cls) -> bool:
@@ -162,7 +144,7 @@ def lazy_module(graph: Graph, name: str, *, training: bool) -> LazyGraphModule:
     return module
 
 
-def generate_code(module: GraphModule) -> None:
+def generate_code(module: nn.Module) -> None:
     """Generate the code of ``module`` now, so that its copies share it, and so that its ``forward`` is it."""
     if isinstance(module, _LazyGraphModule):
         module.real_recompile()
@@ -207,8 +189,36 @@ def _opens_regions(module: LazyGraphModule) -> bool:
     return cls._partita_regions
 
 
+def _generate_code_for_dynamo(module: LazyGraphModule) -> None:
+    """Generate the code that Dynamo is about to compile: the quick one belongs to other modules, too."""
+    if module._needs_recompile():
+        for child in module.modules():
+            generate_code(child)
+
+
+def _generate_code_and_restart(context: Any) -> None:
+    """Generate the code of a module whose lazy ``forward`` Dynamo is tracing, and let it begin anew.
+
+    That of all modules of its callers too, else Dynamo would begin anew for each.
+    """
+    from torch._dynamo.exc import UnspecializeRestartAnalysis  # the one that may then go another way
+    from torch._dynamo.variables import UnspecializedNNModuleVariable
+
+    frame = context._i_will_not_complain_if_bc_breaks_InstructionTranslator()
+    if not frame.symbolic_locals["self"].unwrap().value._needs_recompile():
+        return
+    while frame is not None:
+        for variable in frame.symbolic_locals.values():
+            if isinstance(variable.unwrap(), UnspecializedNNModuleVariable):
+                for module in variable.unwrap().value.modules():
+                    generate_code(module)
+        frame = frame.parent
+    raise UnspecializeRestartAnalysis(restart_reason="the code of a graph module was generated")
+
+
 # called around a graph that Dynamo compiles, and no part of it
-set_code_exec_strategy(_opens_regions.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+for _outside in (_opens_regions, _generate_code_for_dynamo):
+    set_code_exec_strategy(_outside.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 
 def _has_regions(graph: Graph) -> bool:
