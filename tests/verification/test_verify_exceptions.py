@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -66,3 +67,9 @@ def test_text_printed_in_another_order_is_reported(capsys: pytest.CaptureFixture
     assert r"is 'b\n', not 'a\n'" in str(result)
     assert "is missing" in str(verify(say("a"), say("a", "b"), ()))
     assert capsys.readouterr().out == ""
+
+
+def test_what_torch_logs_on_one_side_is_not_what_the_model_prints() -> None:
+    """Since torch 2.14 its logs follow ``sys.stderr``: a first compilation that warned was a difference."""
+    log = logging.getLogger("torch._dynamo")
+    assert verify(lambda: log.warning("compiled"), lambda: None, ()).ok

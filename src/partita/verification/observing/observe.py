@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from partita._torch.autograd import global_settings as ambient
+from partita._torch.compile.torch_logs import torch_logs_to
 from partita.errors import NotCompiled
 from partita.verification.observing import randomness
 from partita.verification.observing.copying import Copies, copy_for_run
@@ -193,7 +194,8 @@ def _captured(log: list[tuple[str, str]]) -> Iterator[list[warnings.WarningMessa
     with warnings.catch_warnings(record=True) as warned:
         sys.stdout, sys.stderr = _Tee("stdout", log), _Tee("stderr", log)
         try:
-            yield warned
+            with torch_logs_to(stderr):
+                yield warned
         finally:
             sys.stdout, sys.stderr = stdout, stderr
 
