@@ -578,6 +578,7 @@ def test_a_child_of_multiprocessing_that_ends_between_two_steps_is_named_with_it
             process.kill()
             process.join()
     assert f"rank 1 {text}" in str(failure.error)
-    assert traceback in failure.error.traceback_text
+    if not (how == "exit 3" and sys.version_info >= (3, 13)):  # which keeps its code only
+        assert traceback in failure.error.traceback_text
     failed = float((tmp_path / "clock").read_text())
     print(f"seconds until known ({how} in a child):", [round(failure.at_s - failed, 2)])  # noqa: T201

@@ -42,7 +42,8 @@ from partita.runtime.comms.operation_errors import OperationErrors
 from partita.runtime.comms.own_groups import OwnGroups
 from partita.runtime.comms.rendezvous import meet_all
 from partita.runtime.comms.waiters import Waiters
-from partita.runtime.failures.failure import FailureRecord, ending_error
+from partita.runtime.failures.ending import ending_error, see_how_child_ends
+from partita.runtime.failures.failure import FailureRecord
 from partita.runtime.failures.failure_detector import FailureDetector, Team
 from partita.runtime.failures.interruptible import interruptible
 from partita.runtime.failures.stalls import STALLS
@@ -104,6 +105,7 @@ class ProcessGroupComm:
         atexit.register(self._at_exit)
         # multiprocessing ends its children with os._exit(), without atexit; but it calls this.
         self._child_exit = Finalize(None, self._at_exit, exitpriority=0)
+        see_how_child_ends()
 
     @classmethod
     def from_group(

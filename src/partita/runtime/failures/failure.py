@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
 from dataclasses import dataclass, field
 from typing import Literal
 
 from partita.errors import DeadlockError, ExecutionError, PeerFailed
 
-__all__ = ["FailureRecord", "Kind", "ending_error"]
+__all__ = ["FailureRecord", "Kind"]
 
 Kind = Literal["raised", "died", "lost", "silent", "left", "deadlock"]
 _DEADLOCK = (
@@ -102,13 +101,3 @@ class FailureRecord:
 
     def _in_where(self) -> str:
         return f" in {self.where}" if self.where else ""
-
-
-def ending_error() -> BaseException | None:
-    """Return the exception that ends this process; None where it ends without one.
-
-    In a process of multiprocessing's ``sys.exit(3)`` counts too. At the top of a script it can't be seen:
-    Python drops the `SystemExit`, and its code, before it calls any function.
-    """
-    error = sys.exception() or getattr(sys, "last_value", None)
-    return None if isinstance(error, SystemExit) and not error.code else error

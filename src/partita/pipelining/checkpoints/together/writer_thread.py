@@ -17,7 +17,7 @@ from multiprocessing.util import Finalize
 from queue import SimpleQueue
 from typing import Any
 
-from partita.runtime.failures.failure import ending_error
+from partita.runtime.failures.ending import ending_error
 
 __all__ = ["WriterThread", "writer_thread"]
 
