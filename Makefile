@@ -10,7 +10,7 @@ ZOO := timm torchvision pillow peft diffusers requests importlib-metadata zipp u
 ZOO_SITE := out/zoo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test newcomer docs format fuzz architectures clean
+.PHONY: help setup demo test newcomer docs format fuzz architectures other-torch clean
 
 help:
 	@echo "make demo    set up, then cut a transformer in two, train it on two processes, compare with the uncut one"
@@ -20,6 +20,7 @@ help:
 	@echo "make format  rewrite the sources in the project's format"
 	@echo "make fuzz    $(FUZZ_EXAMPLES) random graphs through the splitter, a twentieth as many models through a pipeline (FUZZ_EXAMPLES=n), 60 faults, 30 kills with resume"
 	@echo "make architectures   163 models of five libraries, cut in two and compared (ARGS= for all of docs/models.md anew)"
+	@echo "make other-torch   the tests with the torch that a user's pip takes, the newest (TORCH=2.11.0 for another, PYTHON= for another Python, ARGS= for some of the tests)"
 	@echo "make clean   remove .venv, caches and out/"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -57,6 +58,14 @@ architectures: ARGS ?= --cut 2
 architectures: setup
 	@test -d $(ZOO_SITE) || $(BIN)/python -m pip install --quiet --no-deps --target $(ZOO_SITE) $(ZOO)
 	@PYTHONPATH=$(ZOO_SITE) $(BIN)/python -m tools.models_table $(ARGS)
+
+other-torch: ARGS ?= tests
+other-torch: OTHER := out/torch-$(or $(TORCH),newest)
+other-torch:
+	@mkdir -p out && grep -v '^torch==' constraints.txt > out/constraints.txt
+	@test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
+	@$(OTHER)/bin/python -m pip install --quiet --upgrade --constraint out/constraints.txt 'torch$(if $(TORCH),==$(TORCH))' --editable '.[dev,docs,hf,solver]'
+	@$(OTHER)/bin/python -m pytest --numprocesses 2 $(ARGS)
 
 clean:
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build out src/*.egg-info
