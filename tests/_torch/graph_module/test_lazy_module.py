@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -87,4 +89,33 @@ def test_dynamo_begins_anew_once_for_all_modules_of_a_model() -> None:
         nn.Sequential(*(_negative() for _ in range(120))), backend="eager", fullgraph=True
     )
     assert torch.equal(compiled(x), x)
+    torch.compiler.reset()
+
+
+def test_a_region_that_an_error_left_open_is_closed_while_another_thread_compiles() -> None:
+    failing = _failing(without_gradients=True)
+
+    def has_gradients_after_an_error() -> bool:
+        with pytest.raises(TypeError):
+            failing()
+        return torch.is_grad_enabled()
+
+    def backend(gm: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(has_gradients_after_an_error).result()
+        return gm.forward
+
+    torch.compiler.reset()
+    assert torch.compile(torch.neg, backend=backend)(torch.ones(())) == -1
+    torch.compiler.reset()
+
+
+def test_modules_are_compiled_while_another_thread_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What generates the code was compiled with each, up to torch's limit; the others ran as they were."""
+    x = torch.randn(3)
+    torch.compiler.reset()
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)  # as all threads see it meanwhile
+    for _ in range(10):
+        compiled: Any = torch.compile(_negative(), backend="eager", fullgraph=True)
+        assert torch.equal(compiled(x), -x)
     torch.compiler.reset()

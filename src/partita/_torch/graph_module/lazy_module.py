@@ -82,9 +82,10 @@ class LazyGraphModule(_LazyGraphModule):
         super().recompile()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling() and get_eval_frame_callback():
+        # `is_compiling` is true while another thread compiles, too
+        if not torch.compiler.is_dynamo_compiling() and get_eval_frame_callback():
             _generate_code_for_dynamo(self)
-        if self._partita_regions is False or torch.compiler.is_compiling() or not _opens_regions(self):
+        if self._partita_regions is False or torch.compiler.is_dynamo_compiling() or not _opens_regions(self):
             return super().__call__(*args, **kwargs)
         before = OpenRegions.now()
         try:
@@ -161,7 +162,7 @@ def run_by(
     if cls.forward is cls._lazy_forward:
         module._quick_compile()
     forward = cls.forward
-    if module._partita_regions is False or torch.compiler.is_compiling() or not _opens_regions(module):
+    if module._partita_regions is False or torch.compiler.is_dynamo_compiling() or not _opens_regions(module):
         return forward(runner, *args, **kwargs)
     before = OpenRegions.now()
     try:
