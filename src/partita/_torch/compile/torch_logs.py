@@ -21,7 +21,6 @@ def torch_logs_to(stream: TextIO) -> Iterator[None]:
     Since 2.14 they follow ``sys.stderr``; before, they stay with the stream that it was when torch was
     imported.
     """
-
     followers = [handler for handler in handlers if getattr(handler, "stream", None) is sys.stderr]
     filters = [partial(_write_instead, handler, stream) for handler in followers]
     for handler, write in zip(followers, filters, strict=True):

@@ -192,14 +192,12 @@ def _replace(stack: ExitStack, kind: Any, name: str, value: Any) -> None:
 
 def _apply(cls: type[Function], *args: Any) -> Any:
     """Stands in for `Function.apply`: records the call where it is traced, and makes it elsewhere."""
-    leaves = [value for value in args if isinstance(value, torch.Tensor)]
-    if cls.__qualname__.endswith("ApplyTemplate") and any(map(_is_traced, leaves)):
+    traced = any(map(_is_traced, args))
+    if traced and cls.__qualname__.endswith("ApplyTemplate"):
         raise CaptureError(_LOST)
-    if cls is BackwardHookFunction and any(map(_is_traced, leaves)):
+    if traced and cls is BackwardHookFunction:
         raise CaptureError(_HOOK)
-    if _is_traced_through(cls):
-        return _APPLY.__get__(None, cls)(*args)
-    if not any(map(_is_traced, leaves)):
+    if not traced or _is_traced_through(cls):
         return _APPLY.__get__(None, cls)(*args)
     return _record(cls, args)[0]
 
@@ -217,10 +215,10 @@ def _forward(kind: type[Function]) -> Callable[..., Any]:
     has_context = kind.setup_context is _SingleLevelFunction.setup_context
 
     def forward(*args: Any) -> Any:
-        given_to_apply = args[has_context:]
-        if not any(_is_traced(value) for value in given_to_apply if isinstance(value, torch.Tensor)):
+        of_apply = args[has_context:]
+        if not any(map(_is_traced, of_apply)):
             return own(*args)
-        result, written = _record(kind, given_to_apply)
+        result, written = _record(kind, of_apply)
         if has_context and written:
             args[0].mark_dirty(*written)
             return pytree.tree_map(lambda value: _itself(value, written), result)
@@ -258,8 +256,8 @@ def _record(cls: type[Function], args: Sequence[Any]) -> tuple[Any, list[torch.T
     return result, [tensors[place] for place in call.writes if place in call.aliases]
 
 
-def _is_traced(tensor: torch.Tensor) -> bool:
-    return get_proxy_mode() is not None and isinstance(tensor, FakeTensor)
+def _is_traced(value: Any) -> bool:
+    return isinstance(value, FakeTensor) and get_proxy_mode() is not None
 
 
 def _check_arguments(cls: type[Function], args: Sequence[Any]) -> None:
