@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -81,14 +81,36 @@ def test_dynamo_compiles_each_of_many_modules_once_and_as_one_graph(*, ran: bool
     torch.compiler.reset()
 
 
-def test_dynamo_begins_anew_once_for_all_modules_of_a_model() -> None:
+@pytest.mark.parametrize("container", [nn.ModuleList, list])
+def test_dynamo_compiles_more_modules_than_it_would_begin_anew_for(
+    container: Callable[[list[LazyGraphModule]], Iterable[nn.Module]],
+) -> None:
     """It gives up after a hundred times."""
+    modules = container([_negative() for _ in range(120)])
+
+    def in_turn(x: torch.Tensor) -> torch.Tensor:
+        for module in modules:
+            x = module(x)
+        return x
+
     x = torch.randn(3)
     torch.compiler.reset()
+    assert torch.equal(torch.compile(in_turn, backend="eager", fullgraph=True)(x), x)
+    torch.compiler.reset()
+
+
+def test_dynamo_traces_what_asks_a_module_for_its_parameters() -> None:
+    module = _negative()
+    module.register_parameter("unused", nn.Parameter(torch.ones(())))
+    torch.compiler.reset()
     compiled: Any = torch.compile(
-        nn.Sequential(*(_negative() for _ in range(120))), backend="eager", fullgraph=True
+        lambda x: (
+            sum(p.sum() for p in module.parameters()) + len(dict(module.named_parameters())) + module(x)
+        ),
+        backend="eager",
+        fullgraph=True,
     )
-    assert torch.equal(compiled(x), x)
+    assert torch.equal(compiled(torch.ones(3)), torch.ones(3))
     torch.compiler.reset()
 
 

@@ -15,6 +15,7 @@ from torch._C._dynamo.eval_frame import (
     get_eval_frame_callback,
     set_code_exec_strategy,
 )
+from torch._guards import TracingContext
 from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import CodeGen
@@ -48,12 +49,7 @@ class LazyGraphModule(_LazyGraphModule):
 
     def _lazy_forward(self, *args: Any, **kwargs: Any) -> Any:
         cls = type(self)
-        if torch.compiler.is_dynamo_compiling():
-            # of the module's caller, and can't trace the generation of code
-            from torch._dynamo.comptime import comptime  # half a second, for who compiles
-
-            comptime(_generate_code_and_restart)
-        elif cls.forward is cls._lazy_forward:
+        if cls.forward is cls._lazy_forward:
             self._quick_compile()
         return self.forward(*args, **kwargs)
 
@@ -93,6 +89,13 @@ class LazyGraphModule(_LazyGraphModule):
         except BaseException as error:
             leave_open(before, error, type(self).forward.__code__)
             raise
+
+    @property
+    def named_parameters(self) -> Any:
+        """``nn.Module.named_parameters``: what Dynamo reads of a module first, before it traces its code."""
+        if not torch.compiler.is_dynamo_compiling() and TracingContext.try_get() is not None:
+            generate_code(self)
+        return super().named_parameters
 
     @classmethod
     def _needs_recompile(cls) -> bool:
@@ -195,26 +198,6 @@ def _generate_code_for_dynamo(module: LazyGraphModule) -> None:
     if module._needs_recompile():
         for child in module.modules():
             generate_code(child)
-
-
-def _generate_code_and_restart(context: Any) -> None:
-    """Generate the code of a module whose lazy ``forward`` Dynamo is tracing, and let it begin anew.
-
-    That of all modules of its callers too, else Dynamo would begin anew for each.
-    """
-    from torch._dynamo.exc import UnspecializeRestartAnalysis  # the one that may then go another way
-    from torch._dynamo.variables import UnspecializedNNModuleVariable
-
-    frame = context._i_will_not_complain_if_bc_breaks_InstructionTranslator()
-    if not frame.symbolic_locals["self"].unwrap().value._needs_recompile():
-        return
-    while frame is not None:
-        for variable in frame.symbolic_locals.values():
-            if isinstance(variable.unwrap(), UnspecializedNNModuleVariable):
-                for module in variable.unwrap().value.modules():
-                    generate_code(module)
-        frame = frame.parent
-    raise UnspecializeRestartAnalysis(restart_reason="the code of a graph module was generated")
 
 
 # called around a graph that Dynamo compiles, and no part of it
