@@ -321,6 +321,32 @@ class CostModel:
             for border, (size, across) in enumerate(zip(self.gradient_bytes, self.across, strict=True))
         )
 
+    def gradients_past(self, unit: int, last: int) -> int:
+        """In B of a stage that ends with `last`, the gradients that are there beside those of `unit`: of what
+        goes past it, as far as units behind it have computed some; less those that it is the first to have.
+        """
+        gradients = self._gradients_past.get((unit, last))
+        if gradients is None:
+            gradients = self._gradients_past[unit, last] = self._computed_past(unit, last)
+        return gradients
+
+    @cached_property
+    def _gradients_past(self) -> dict[tuple[int, int], int]:
+        """`gradients_past` of what was asked for: stages with one end differ in where they begin."""
+        return {}
+
+    def _computed_past(self, unit: int, last: int) -> int:
+        gradients = 0
+        for it in self.across[unit] if unit + 1 < len(self.units) else ():
+            is_added_up = it.is_used_in(unit + 1, last)
+            is_sum_begun = it.last > last and it.is_used_in(unit, unit)
+            if it.maker != unit and (is_added_up or is_sum_begun):
+                # to what was sent to the stage nothing is added in place
+                gradients += it.gradient_bytes
+            elif it.maker == unit and not is_added_up:  # the unit is said to need it
+                gradients -= it.gradient_bytes
+        return gradients
+
     def gradients_for_w(self, late: frozenset[int], first: int, last: int) -> tuple[int, int]:
         """What I of a stage leaves to W for the units `late`: gradients of what they make, in bytes; those
         that are sent to the stage, and those that its other units compute.

@@ -169,16 +169,8 @@ class _Stage:
         """In B: those that units behind it have computed, and all that later stages have sent, which are
         there until B is over.
         """
-        costs, last = self._costs, self._last
-        gradients = self.received - (self._of_last if unit == last else 0)
-        for it in costs.across[unit] if unit + 1 < len(costs.units) else ():
-            is_added_up = it.is_used_in(unit + 1, last)
-            is_sum_begun = it.last > last and it.is_used_in(unit, unit)
-            if it.maker != unit and (is_added_up or is_sum_begun):
-                # to what was sent to the stage nothing is added in place
-                gradients += it.gradient_bytes
-            elif it.maker == unit and not is_added_up:  # the unit is said to need it
-                gradients -= it.gradient_bytes
+        gradients = self.received - (self._of_last if unit == self._last else 0)
+        gradients += self._costs.gradients_past(unit, self._last)
         # Of tied parameters: the share of a unit behind, which goes to an earlier stage when B is over; and
         # in a unit that has one, its sum with what was there.
         for tied, used in self._tied:
