@@ -25,13 +25,13 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
 from torch.distributed import pipelining as theirs
 from torch.nn import functional
 
 from benchmarks.compiled_pipeline import middle_stage, stage_passes
 from benchmarks.harness import MIN_ROUNDS, Ratio, first_line, ratio, write_json
 from benchmarks.ranks import on_ranks, timed
+from benchmarks.sleepers import WIDTH, Sleeper, sleepers
 from partita.pipelining import SplitPoint, get_schedule_class, pipeline
 from partita.planning import Schedule, StageCost, get_schedule, simulate
 from partita.runtime import ProcessGroupComm
@@ -41,7 +41,6 @@ __all__ = ["Row", "main", "measure"]
 _ONE_STAGE = ("GPipe", "1F1B")
 _COMPILED = ("InterleavedZeroBubble", "ZBVZeroBubble")
 _NAMES = (*_ONE_STAGE, "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
-_WIDTH = 8
 _BARE_PASSES = 9
 _UNEVEN = (1.0, 0.5, 1.5)
 _LIMIT_S = 600.0
@@ -159,44 +158,6 @@ def _plan(name: str, ranks: int, microbatches: int) -> Schedule:
     return get_schedule(name)(ranks * (1 if name in _ONE_STAGE else 2), microbatches, ranks)
 
 
-# --- stages that sleep ---
-
-
-@torch.library.custom_op("partita_bench::nap", mutates_args=())
-def _nap(x: Tensor, forward_s: float, backward_s: float) -> Tensor:  # noqa: ARG001
-    """A copy, after so many seconds; its gradient takes as long as it says."""
-    time.sleep(forward_s)
-    return x.clone()
-
-
-@_nap.register_fake
-def _(x: Tensor, forward_s: float, backward_s: float) -> Tensor:  # noqa: ARG001
-    return torch.empty_like(x)
-
-
-def _keep(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> None:  # noqa: ARG001
-    ctx.backward_s = inputs[2]
-
-
-def _nap_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-    return _nap(gradient, ctx.backward_s, 0.0), None, None
-
-
-_nap.register_autograd(_nap_backward, setup_context=_keep)
-
-
-class _Sleeper(nn.Module):
-    """Sleeps on the way of the values, and on the way of the weight's gradient: so I and W are told apart."""
-
-    def __init__(self, unit_s: float) -> None:
-        super().__init__()
-        self.unit_s = unit_s
-        self.weight = nn.Parameter(torch.zeros(_WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _nap(x, self.unit_s, self.unit_s) + _nap(self.weight, 0.0, self.unit_s)
-
-
 # --- processes ---
 
 
@@ -248,7 +209,7 @@ def _body(
 
 def _bare(unit_s: float) -> StageCost:
     """Medians of a few passes of one stage, as a plain loop runs them."""
-    stage = _Sleeper(unit_s)
+    stage = Sleeper(unit_s)
     taken: dict[str, list[float]] = {"F": [], "B": [], "I": [], "W": []}
 
     def timed(what: str, work: Callable[[], Any]) -> Any:
@@ -258,7 +219,7 @@ def _bare(unit_s: float) -> StageCost:
         return result
 
     for _ in range(_BARE_PASSES):
-        x = torch.zeros(1, _WIDTH, requires_grad=True)
+        x = torch.zeros(1, WIDTH, requires_grad=True)
         y = timed("F", partial(stage, x))
         seed = torch.ones_like(y)
         timed("B", partial(torch.autograd.backward, y, seed, retain_graph=True))
@@ -270,8 +231,8 @@ def _bare(unit_s: float) -> StageCost:
 
 def _alone(unit_s: float, compiled: str) -> StageCost:
     """Medians of a few passes of a compiled stage between two others, alone in this process."""
-    x = torch.zeros(1, _WIDTH, requires_grad=True)
-    stage = middle_stage(lambda: _Sleeper(unit_s), x, compiled)
+    x = torch.zeros(1, WIDTH, requires_grad=True)
+    stage = middle_stage(lambda: Sleeper(unit_s), x, compiled)
     rounds = [stage_passes(stage, x) for _ in range(1 + _BARE_PASSES)][1:]
     f, b, i, w = (statistics.median(one[what] for one in rounds) for what in "FBIW")
     return StageCost(f, b, i, w)
@@ -285,15 +246,15 @@ def _ours(
     units: tuple[float, ...],
     compiled: str | None,
 ) -> Callable[[], object]:
-    model = nn.Sequential(*map(_Sleeper, units))
+    model = sleepers(units)
     spec = {str(number): SplitPoint.END for number in range(plan.stages - 1)}
-    pipe = pipeline(model, (torch.zeros(1, _WIDTH),), split_spec=spec)
+    pipe = pipeline(model, (torch.zeros(1, WIDTH),), split_spec=spec)
     stages = [pipe.build_stage(stage, comm=comm) for stage in _stages_of(plan, rank)]
     if compiled is not None:
         for stage in stages:
             stage.compile(compiled)
     schedule = get_schedule_class(name)(stages, plan.microbatches, functional.mse_loss)
-    x = torch.zeros(plan.microbatches, _WIDTH)
+    x = torch.zeros(plan.microbatches, WIDTH)
     return lambda: schedule.step(x, target=x)
 
 
@@ -303,7 +264,7 @@ def _theirs(
     device, group = torch.device("cpu"), dist.new_group(timeout=timedelta(seconds=_TORCH_LIMIT_S))
 
     def module(stage: int) -> Any:
-        sleeper = _Sleeper(units[stage])
+        sleeper = Sleeper(units[stage])
         return sleeper if compiled is None else torch.compile(sleeper, backend=compiled)
 
     stages = [
@@ -316,7 +277,7 @@ def _theirs(
         plan.microbatches,
         loss_fn=functional.mse_loss,
     )
-    x = torch.zeros(plan.microbatches, _WIDTH)
+    x = torch.zeros(plan.microbatches, WIDTH)
     args = (x,) if plan.stage_ranks[0] == rank else ()
     kwargs = {"target": x} if plan.stage_ranks[-1] == rank else {}
     return lambda: schedule.step(*args, **kwargs)

@@ -10,6 +10,11 @@ is run all the while, with each measurement of costs and around each step, and w
 length in lengths of the uncut model. Memory is what tensors hold at most beyond parameters and gradients,
 watched in a step of its own. The ideal step is half of what the uncut model takes, run by both processes at
 the same time in turn with the steps, with the bubble of the best cut for messages that take nothing.
+
+Then 2, 4 and 8 ranks whose stages sleep instead of computing, for equal and for unequal times: what a step
+takes is the runtime's and the schedule's, and no core's, as long as ranks that wake up are run at once. On a
+machine that others use: ``chrt -r 10 partita bench prediction --only 'asleep*'``. ``--only 'ResNet/*'``
+measures one model.
 """
 
 from __future__ import annotations
@@ -23,9 +28,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.harness import MIN_ROUNDS, Ratio, ratio, write_json
+from benchmarks.harness import MIN_ROUNDS, Ratio, chosen_cells, ratio, write_json
 from benchmarks.prediction_models import MODELS
 from benchmarks.ranks import timed
+from benchmarks.sleeping_steps import SleepingRow, sleeping_rows
 from benchmarks.two_ranks import (
     MICROBATCHES,
     RANKS,
@@ -41,10 +47,17 @@ from partita.planning import Cluster, CostModel, plan_stages, simulate
 from partita.planning.generators.plan_schedule import schedule_of
 from partita.runtime import ProcessGroupComm
 
-__all__ = ["SCHEDULES", "Row", "main", "summary"]
+__all__ = ["SCHEDULES", "Row", "SleepingRow", "main", "summary"]
 
 SCHEDULES = {"GPipe": 2, "1F1B": 2, "Interleaved1F1B": 4, "ZBVZeroBubble": 4, "VHalf": 4}
 """With how many stages each runs on two ranks."""
+
+_ASLEEP = {
+    f"asleep on {ranks}, {'uneven' if uneven else 'even'}": (ranks, uneven)
+    for ranks in (2, 4, 8)
+    for uneven in (False, True)
+}
+"""How many ranks, and whether their stages take unlike times."""
 
 
 @dataclass(frozen=True)
@@ -74,19 +87,48 @@ class Row:
     spread: float
 
 
-def main(*, quick: bool = False, json_path: Path | None = None, console: Console | None = None) -> list[Row]:
-    """Predict and run each model under each schedule, print a table, and write JSON where a path is given.
+def main(
+    *,
+    quick: bool = False,
+    json_path: Path | None = None,
+    console: Console | None = None,
+    only: Sequence[str] = (),
+) -> list[Row | SleepingRow]:
+    """Predict and run each model under each schedule, print tables, and write JSON where a path is given.
 
     Args:
-        quick: one small model, one schedule, one round: whether it runs, not how well.
+        quick: one small model and two ranks asleep, one schedule, one round: whether it runs, not how well.
+        only: patterns of the cells to measure, ``model/schedule``.
     """
     console = console or Console()
-    names = ["MLP"] if quick else list(MODELS)
+    models, asleep = (["MLP"], ["asleep on 2, uneven"]) if quick else (list(MODELS), list(_ASLEEP))
+    schedules, rounds = (["1F1B"], 1) if quick else (list(SCHEDULES), MIN_ROUNDS)
+    cells = [f"{name}/{schedule}" for name in (*models, *asleep) for schedule in schedules]
+    chosen: dict[str, list[str]] = {}
+    for cell in chosen_cells(cells, only):
+        name, _, schedule = cell.rpartition("/")
+        chosen.setdefault(name, []).append(schedule)
     rows: list[Row] = []
-    for name in names:
+    sleeping: list[SleepingRow] = []
+    for name, own in chosen.items():
         console.print(name, style="dim")
-        schedules = ["1F1B"] if quick else list(SCHEDULES)
-        rows += on_two_ranks(_rows, name, schedules, 1 if quick else MIN_ROUNDS, quick)
+        if name in _ASLEEP:
+            ranks, uneven = _ASLEEP[name]
+            stages = [(schedule, SCHEDULES[schedule] // RANKS) for schedule in own]
+            sleeping += sleeping_rows(ranks, stages, rounds, uneven=uneven, quick=quick)
+        else:
+            rows += on_two_ranks(_rows, name, own, rounds, quick)
+    if rows:
+        console.print(_table(rows))
+        console.print(summary(rows))
+    if sleeping:
+        console.print(_sleeping_table(sleeping))
+        console.print(f"asleep: {_off([row.step for row in sleeping])}")
+    write_json(json_path, "prediction", [*rows, *sleeping])
+    return [*rows, *sleeping]
+
+
+def _table(rows: Sequence[Row]) -> Table:
     table = Table("model", "schedule", "predicted, s", "step / predicted", "step / ideal", "memory", "spread")
     for row in rows:
         table.add_row(
@@ -98,19 +140,30 @@ def main(*, quick: bool = False, json_path: Path | None = None, console: Console
             f"{row.memory:.3f}",
             f"{row.spread:.2f}",
         )
-    console.print(table)
-    console.print(summary(rows))
-    write_json(json_path, "prediction", rows)
-    return rows
+    return table
+
+
+def _sleeping_table(rows: Sequence[SleepingRow]) -> Table:
+    table = Table("ranks", "stages", "schedule", "asleep, s", "predicted, s", "step / predicted")
+    for row in rows:
+        stages = "uneven" if row.uneven else "even"
+        seconds = f"{row.nominal_s:.3f}", f"{row.predicted_s:.3f}"
+        table.add_row(str(row.ranks), stages, row.schedule, *seconds, str(row.step))
+    return table
+
+
+def _off(steps: Sequence[Ratio]) -> str:
+    """The median and the worst error of predicted steps, in words."""
+    errors = [100 * abs(step.median - 1.0) for step in steps]
+    return f"time off by {statistics.median(errors):.1f} % (median), {max(errors):.1f} % (worst)"
 
 
 def summary(rows: Sequence[Row]) -> str:
     """The median and the worst error of time and of memory, and step over ideal step, in words."""
-    times = [abs(row.step.median - 1.0) for row in rows]
     memories = [abs(row.memory - 1.0) for row in rows]
     ideals = [row.ideal.median for row in rows]
     return (
-        f"time off by {100 * statistics.median(times):.1f} % (median), {100 * max(times):.1f} % (worst); "
+        f"{_off([row.step for row in rows])}; "
         f"memory by {100 * statistics.median(memories):.1f} % and {100 * max(memories):.1f} %; "
         f"{statistics.median(ideals):.2f} and {max(ideals):.2f} times the ideal step"
     )

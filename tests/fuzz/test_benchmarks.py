@@ -96,12 +96,15 @@ def test_memory_of_each_rank(tmp_path: Path) -> None:
 
 def test_predictions(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=120)
-    (row,) = prediction.main(quick=True, json_path=tmp_path / "rows.json", console=console)
+    row, asleep = prediction.main(quick=True, json_path=tmp_path / "rows.json", console=console)
+    assert isinstance(row, prediction.Row)
+    assert isinstance(asleep, prediction.SleepingRow)
     assert row.predicted_s > 0.0
+    assert asleep.predicted_s >= asleep.nominal_s
     assert row.step.rounds == 1
     assert len(row.predicted_bytes) == len(row.live_bytes) == 2
     assert all(size > 0 for size in (*row.predicted_bytes, *row.live_bytes))
-    assert rows_of(tmp_path / "rows.json") == 1
+    assert rows_of(tmp_path / "rows.json") == 2
     assert "step / predicted" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
