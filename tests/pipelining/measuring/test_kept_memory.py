@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,7 +68,24 @@ class Gated(nn.Module):
         return x
 
 
+class Joined(nn.Module):
+    """What a layer returns is joined to another value: its gradient is a slice of that of both."""
+
+    def __init__(self, other: Callable[[], nn.Module] = nn.Tanh) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.others = nn.ModuleList(other() for _ in range(3))
+        self.joins = nn.ModuleList(nn.Linear(2 * WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, other, join in zip(self.layers, self.others, self.joins, strict=True):
+            x = join(torch.cat((layer(x), other(x)), -1))
+        return x
+
+
 ACROSS = Case("across", Across)
+JOINED = Case("joined", Joined)
+JOINED_LAYERS = Case("joined layers", lambda: Joined(lambda: nn.Linear(WIDTH, WIDTH)))
 GATED = Case("gated", Gated)
 DEEP = Case(
     "deep",
@@ -268,7 +286,13 @@ def _as_long_as_others(unit: Unit) -> Unit:
 @pytest.mark.parametrize(
     ("case", "stages", "tolerance"),
     # Whether the last few values of a stage hang on nodes that W holds, costs do not say.
-    [(DEEP, 3, 0.01), (GATED, 3, 0.01), (TRANSFORMER, 3, 0.25)],
+    [
+        (DEEP, 3, 0.01),
+        (GATED, 3, 0.01),
+        (JOINED, 3, 0.01),
+        (JOINED_LAYERS, 3, 0.01),
+        (TRANSFORMER, 3, 0.25),
+    ],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_units_add_up_to_what_i_leaves_to_w(case: Case, stages: int, tolerance: float) -> None:

@@ -112,6 +112,19 @@ def test_a_workspace_is_what_is_there_only_while_a_pass_runs(device: str) -> Non
     assert memory.own_bytes == 0
 
 
+@DEVICES
+def test_gradients_of_what_is_joined_lie_in_one_memory(device: str) -> None:
+    def joined(one: Tensor, other: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        return torch.cat((one, other), -1), other * scale
+
+    memory = pass_memory(
+        unit(lambda one, other: torch.cat((one, other), -1), x(device, 8, 2), x(device, 8, 6))
+    )
+    assert memory.gradients == ((0, 8 * 8 * 4), (0, 8 * 8 * 4))
+    memory = pass_memory(unit(joined, x(device, 8, 2), x(device, 8, 6), 2.0))  # the other's are summed
+    assert memory.gradients == ((0, 8 * 8 * 4), (1, 8 * 6 * 4), None)
+
+
 def test_an_input_that_is_written_to_is_left_as_it_was_and_gradients_are_not_left_behind() -> None:
     layer, value = nn.Linear(4, 4), x("cpu", 2, 4)
     before = value.detach().clone()

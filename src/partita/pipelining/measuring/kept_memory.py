@@ -142,6 +142,7 @@ def kept_memory(
     own = [0] * len(units)
     left = [0] * len(units)
     crossing = list(storages.values())
+    sliced: dict[tuple[int, int], tuple[int, list[str]]] = {}
     for number, (unit, memory) in enumerate(zip(units, memories, strict=True)):
         if memory is None:
             continue
@@ -159,6 +160,9 @@ def kept_memory(
                 storage.keeper = number if storage.keeper is None else storage.keeper
             if leaves:
                 storage.last_in_w = number
+        for name, gradient in zip(unit.inputs, memory.gradients, strict=False):
+            if gradient is not None:
+                sliced.setdefault((number, gradient[0]), (gradient[1], []))[1].append(name)
         own_outputs: dict[int, _Memory] = {}
         for name, output in zip(unit.outputs, memory.outputs, strict=True):
             if output is None:
@@ -192,6 +196,15 @@ def kept_memory(
             own[storage.keeper] += storage.size
             if storage.last_in_w >= 0:
                 left[storage.keeper] += storage.size
+    # 4. A gradient that its maker's W waits for may be a slice of a larger one, and keeps all of that.
+    for (user, _), (size, names) in sliced.items():
+        slices = [
+            (storages[name].maker, views[name].bytes)
+            for name in names
+            if name in storages and _is_caught_of(storages[name], user, memories)
+        ]
+        if slices:
+            left[slices[0][0]] += max(size - sum(shown for _, shown in slices), 0)
     borders = range(len(units) - 1)
     return KeptMemory(
         tuple(own),
@@ -235,6 +248,12 @@ def _spanning(storage: _Memory) -> SpanningValue:
         storage.keeper,
         None if is_whole else views,
     )
+
+
+def _is_caught_of(storage: _Memory, user: int, memories: Sequence[PassMemory | None]) -> bool:
+    """Whether its maker's W needs its gradient as it comes from this unit, with no other's added to it."""
+    maker = memories[storage.maker] if storage.maker >= 0 else None
+    return maker is not None and maker.caught_bytes > 0 and storage.users == [user] and not storage.is_result
 
 
 def _enters(storage: _Memory, border: int) -> bool:

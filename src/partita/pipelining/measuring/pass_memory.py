@@ -73,6 +73,9 @@ class PassMemory:
         backward_workspace_bytes: alive at most in B, beyond what is kept.
         input_workspace_bytes: alive at most in I, beyond what is kept; what I catches for W counts.
         weight_workspace_bytes: alive at most in W, beyond what is left to it.
+        gradients: for each input the memory that its gradient lies in, as I returns it, None where it has
+            none: a number that is equal for inputs whose gradients share it, as slices of what a
+            concatenation is sent do; and its bytes.
     """
 
     own_bytes: int
@@ -85,6 +88,7 @@ class PassMemory:
     backward_workspace_bytes: int
     input_workspace_bytes: int
     weight_workspace_bytes: int
+    gradients: tuple[tuple[int, int] | None, ...] = ()
 
 
 def pass_memory(unit: UnitRun) -> PassMemory:
@@ -111,6 +115,7 @@ def pass_memory(unit: UnitRun) -> PassMemory:
         whole_workspace,
         halves.input_workspace_bytes,
         halves.weight_workspace_bytes,
+        halves.gradients,
     )
 
 
@@ -177,6 +182,7 @@ class _Halves(NamedTuple):
     leaves_output: tuple[bool, ...]
     input_workspace_bytes: int
     weight_workspace_bytes: int
+    gradients: tuple[tuple[int, int] | None, ...]
 
 
 def _halves(unit: UnitRun) -> _Halves:
@@ -190,7 +196,7 @@ def _halves(unit: UnitRun) -> _Halves:
         before = live.start_anew()
         roots, seeds = unit.roots(outputs)
         if not roots:
-            return _Halves(0, 0, (False,) * len(watched), (False,) * len(keys), 0, 0)
+            return _Halves(0, 0, (False,) * len(watched), (False,) * len(keys), 0, 0, ())
         # In a stage W of the units behind this one holds on to the nodes that they start from, and through
         # these to all that is in front.
         behind = [] if unit.is_last else [get_gradient_edge(root) for root in roots]
@@ -198,6 +204,7 @@ def _halves(unit: UnitRun) -> _Halves:
         half = input_pass(roots, seeds, leaves)
         input_workspace = live.most - before
         weights = half.weights
+        gradients = _memory_of_gradients(unit.inputs, half.gradients)
         del outputs, arguments, roots, seeds, half, leaves
         alive = live.alive()
         leaves_input = tuple(any(storage.is_alive() for storage in storages) for storages in watched)
@@ -211,7 +218,21 @@ def _halves(unit: UnitRun) -> _Halves:
             tuple(key in alive for key in keys),
             input_workspace,
             live.most - before,
+            gradients,
         )
+
+
+def _memory_of_gradients(
+    inputs: Sequence[Any], gradients: Sequence[Tensor | None]
+) -> tuple[tuple[int, int] | None, ...]:
+    """See `PassMemory.gradients`. Tensors that want one get it in order; containers are passed over."""
+    ahead = iter(gradients)
+    memories: list[tuple[int | None, int]] = []
+    for value in inputs:
+        own = [next(ahead, None) for it in flatten(value)[0] if isinstance(it, Tensor) and it.requires_grad]
+        memories.append(_memory_of(own[0]) if isinstance(value, Tensor) and own else (None, 0))
+    keys = [key for key, _ in memories]
+    return tuple(None if key is None else (keys.index(key), size) for key, size in memories)
 
 
 def _copied(value: Any) -> Any:
