@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from partita._torch.compile.eager_stance import nothing_compiled
 from partita._torch.fake.ghosts import ghost_of
+from partita._torch.fake.transforms import endings_of_transforms_seen
 from partita._torch.modules.calls import Around, calls_watched, overridden_calls
 from partita._torch.modules.closure_copy import with_closures
 from partita._torch.modules.contents import named_tables, save_nothing_of_its_own, state_tables
@@ -178,7 +179,8 @@ class StageModule(nn.Module):
         """Run the model under ``stage_pass``, while the ghosts are shown. Return what `forward` returns."""
         root: nn.Module = vars(self)["_partita_root"]
         root.training = self.training
-        with calls_watched(self._partita_own_calls), memos_cleared(), nothing_compiled(), stage_pass:
+        own_calls = calls_watched(self._partita_own_calls)
+        with own_calls, memos_cleared(), nothing_compiled(), endings_of_transforms_seen(), stage_pass:
             args, kwargs = stage_pass.arguments()
             try:
                 result = stage_pass.finish(root(*args, **kwargs))

@@ -9,6 +9,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -586,6 +587,37 @@ def test_parameters_that_are_used_within_a_transform_only_go_to_its_stage() -> N
     model, x = _model(Ensemble), _data(4)[0][0]
     pipe = pipeline(model, (x,), stages=2, frontend="modules")
     assert "members.weight" in dict(pipe.get_stage_module(0).named_parameters())
+    partita.verify(pipe, model, (x,)).check()
+
+
+class HandedOut(nn.Module):
+    """A layer takes what a transform returns as it is."""
+
+    def __init__(self, transform: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.transform = transform
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.transform(self.first(x)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        torch.vmap(torch.sin),
+        torch.vmap(torch.sin, in_dims=1, out_dims=1),
+        torch.func.grad(lambda x: x.sin().sum()),
+        lambda x: torch.func.jvp(torch.sin, (x,), (x,))[1],
+        lambda x: torch.vmap(lambda column: column, in_dims=1)(x).t(),
+    ],
+    ids=["vmap", "columns", "grad", "jvp", "unchanged"],
+)
+@pytest.mark.parametrize("spec", [{"first": END}, {"last": BEGINNING}], ids=["before", "after"])
+def test_what_a_transform_returns_crosses_a_cut(transform: Any, spec: Any) -> None:
+    """No function was seen to make it, so no stage handed it on: the cut was refused."""
+    model, x = _model(partial(HandedOut, transform)), _data(4)[0][0]
+    pipe = pipeline(model, (x,), split_spec=spec, frontend="modules")
     partita.verify(pipe, model, (x,)).check()
 
 

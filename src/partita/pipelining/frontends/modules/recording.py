@@ -15,6 +15,7 @@ from partita._torch.compile.eager_stance import nothing_compiled
 from partita._torch.compile.refusal import is_refusal
 from partita._torch.containers.pytree import tree_map
 from partita._torch.fake.ghosts import referenced_by_python, undisturbed
+from partita._torch.fake.transforms import endings_of_transforms_seen
 from partita._torch.modules.calls import (
     Around,
     calls_watched,
@@ -299,7 +300,8 @@ def record(
             recording, watch, twin, packet=packet, training=training, device=device, state=state
         )
         try:
-            with calls_watched(overridden_calls(twin)), memos_cleared(), nothing_compiled(), recorder:
+            own_calls = calls_watched(overridden_calls(twin))
+            with own_calls, memos_cleared(), nothing_compiled(), endings_of_transforms_seen(), recorder:
                 twin_args, twin_kwargs = recorder.arguments()
                 result = twin(*twin_args, **twin_kwargs)
                 created = [name for name, one in twin.named_parameters() if id(one) not in state]
