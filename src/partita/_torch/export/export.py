@@ -26,6 +26,7 @@ from partita._torch.export.conditions import Answers, answered
 from partita._torch.export.conversions import conversions_apart, drop_aliases
 from partita._torch.export.data_attribute import OTHER_DATA, data_is_detached
 from partita._torch.export.eager_answers import eager_answers
+from partita._torch.export.ended_calls import ended_calls_forgotten
 from partita._torch.export.function_call import call_functions_directly, functions_kept
 from partita._torch.export.mapped_indexing import mapped_indexing_is_an_operator
 from partita._torch.export.nested_regions import nested_regions_are_called
@@ -166,6 +167,7 @@ def _traced(
             assignments_recorded(model),
             nested_regions_are_called(),
             mapped_indexing_is_an_operator(),
+            ended_calls_forgotten(),
         ):
             try:
                 return torch.export.export(opening, args, kwargs, strict=False, dynamic_shapes=dynamic_shapes)
