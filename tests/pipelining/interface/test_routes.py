@@ -50,6 +50,21 @@ def test_equal_cuts_have_equal_descriptions_and_other_shapes_another() -> None:
     assert cut(PLAIN, 2).routes.describe() != cut(PLAIN, 3).routes.describe()
 
 
+def test_the_order_of_a_set_is_not_part_of_the_description() -> None:
+    """Each process has its own order of strings: ranks refused each other's stages, now and then."""
+    names = [f"value_{number}" for number in range(20)]
+    pairs = [(one, other) for one in names for other in names if one != other]
+    one, other = next(pair for pair in pairs if [*frozenset(pair)] != [*frozenset(reversed(pair))])
+
+    def text(*order: str) -> str:
+        first = StageBorder((), (one, other), reused=frozenset(order))
+        last = StageBorder((one, other), (), written=frozenset(order))
+        values = dict.fromkeys((one, other), torch.empty(1))
+        return make_routes([first, last], dict.fromkeys(values, 0), values, [], []).describe()
+
+    assert text(one, other) == text(other, one)
+
+
 @pytest.mark.parametrize(
     ("expected", "value", "text"),
     [

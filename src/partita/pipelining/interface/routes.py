@@ -65,6 +65,10 @@ class StageBorder:
     written: frozenset[str] = frozenset()
     reused: frozenset[str] = frozenset()
 
+    def describe(self) -> str:
+        """Return the border as text, which is the same in all processes."""
+        return f"{self.inputs} {self.outputs} {sorted(self.written)} {sorted(self.reused)}"
+
 
 @dataclass(frozen=True, slots=True)
 class Tied:
@@ -221,9 +225,10 @@ class Routes:
 
     def describe(self) -> str:
         """Return the routes as text, which is equal where two cuts are interchangeable."""
+        borders = "; ".join(border.describe() for border in self.borders)
         values = "; ".join(value.describe() for value in (*self.values.values(), *self.inputs))
         ways = f"{dict(self.forward)} {dict(self.backward)}"
-        return f"{self.borders} {ways} {self.results} {values} {dict(self.numbers)}" + (
+        return f"{borders} {ways} {self.results} {values} {dict(self.numbers)}" + (
             "" if self.evaluation is None else f" in evaluation: {self.evaluation.describe()}"
         )
 
