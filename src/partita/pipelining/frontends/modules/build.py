@@ -12,7 +12,7 @@ from partita._torch.modules.calls import watch_calls
 from partita._torch.modules.contents import named_state
 from partita.pipelining.blocks.stage_module import StageModule, entering, ghost_in_place_of, leaving
 from partita.pipelining.frontends.modules.borders import BlockPlan
-from partita.pipelining.frontends.modules.recording import twin_of
+from partita.pipelining.frontends.modules.twin import twin_of
 from partita.pipelining.stages.placing.materialise import tensor_slots
 from partita.pipelining.stages.placing.relocate import relocated
 

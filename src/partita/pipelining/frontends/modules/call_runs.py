@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from partita._torch.containers.pytree import flatten, tree_map, unflatten
 from partita._torch.tensors.detached_copy import detached_leaf_copy
 from partita._torch.tensors.storage import storage_key
-from partita.pipelining.frontends.modules.recording import fresh_leaf, twin_of
+from partita.pipelining.frontends.modules.recording import fresh_leaf
+from partita.pipelining.frontends.modules.twin import twin_of
 from partita.pipelining.measuring.unit_run import UnitRun
 
 __all__ = ["CallRun", "call_runs"]

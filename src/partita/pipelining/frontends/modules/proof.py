@@ -37,10 +37,9 @@ from partita.pipelining.frontends.modules.pipe import ModulePipe
 from partita.pipelining.frontends.modules.recording import (
     cuda_devices,
     fresh_leaf,
-    own_parameters,
-    twin_of,
     written_parameter,
 )
+from partita.pipelining.frontends.modules.twin import own_parameters, twin_of
 from partita.runtime.host_generators import generator_states, seed_generators, set_generators
 from partita.verification.comparing.compare import EXACT, Tolerance, compare_tensors
 from partita.verification.observing import snapshot

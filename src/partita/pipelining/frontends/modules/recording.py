@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,6 @@ from partita._torch.modules.calls import (
     overridden_calls,
     watch_calls,
 )
-from partita._torch.modules.closure_copy import with_closures
 from partita._torch.tensors.storage import is_same_view, storage_key
 from partita._torch.tensors.versions import times_written
 from partita.capture.merging.modes import in_mode
@@ -37,6 +35,7 @@ from partita.pipelining.blocks.packet import first_packet
 from partita.pipelining.blocks.replaying.answers import all_tensors, tensors_in
 from partita.pipelining.blocks.stage_module import entering, leaving, named_tensors
 from partita.pipelining.blocks.stage_pass import StagePass
+from partita.pipelining.frontends.modules.twin import twin_of
 from partita.runtime.host_generators import generator_states, seed_generators, set_generators
 
 __all__ = [
@@ -44,9 +43,7 @@ __all__ = [
     "RecordedPass",
     "cuda_devices",
     "fresh_leaf",
-    "own_parameters",
     "record",
-    "twin_of",
     "written_parameter",
 ]
 
@@ -334,50 +331,6 @@ def _does_not_run(model: nn.Module, error: Exception, *, training: bool, grad: b
         'and frontend="modules" runs it once in each mode that it is cut for: give an example that it takes'
         f"{only_training}"
     )
-
-
-def twin_of(model: nn.Module, instead: Mapping[int, Tensor]) -> nn.Module:
-    """Return a copy of ``model`` with parameters of its own, in the memory of the model's, and copies of its
-    other tensors.
-
-    Args:
-        instead: other tensors, by the identity of those whose places they take.
-
-    Raises:
-        CaptureError: ``model`` holds something that can't be copied.
-    """
-    own: dict[int, Any] = {**own_parameters(model)}
-    for _, tensor in named_tensors(model):
-        if not isinstance(tensor, nn.Parameter):
-            copied = tensor.detach().clone().requires_grad_(tensor.is_leaf and tensor.requires_grad)
-            own.setdefault(id(tensor), copied)
-    try:
-        with with_closures(others_shared=True) as memo:
-            memo.update({**own, **instead})
-            twin: nn.Module = copy.deepcopy(model, memo)
-    except Exception as error:  # whatever __deepcopy__ and __reduce__ raise
-        raise CaptureError(
-            f"{type(model).__name__} holds something that can't be copied ({type(error).__name__}: {error}), "
-            'and frontend="modules" gives each stage a copy of the model without the others\' parameters: '
-            "make it in forward, or give its class a __deepcopy__"
-        ) from error
-    return twin
-
-
-def own_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
-    """Return another parameter in the memory of each of the model's, by the identity of that one.
-
-    A copy of the model may replace its ``data`` or change its ``requires_grad``; the model's own stays as it
-    is. Hooks and gradients are left out.
-    """
-    return {id(parameter): _own_parameter(parameter) for parameter in model.parameters()}
-
-
-def _own_parameter(parameter: nn.Parameter) -> nn.Parameter:
-    own: nn.Parameter = nn.Parameter.__new__(type(parameter), parameter.data, parameter.requires_grad)
-    for name, value in vars(parameter).items():
-        vars(own).setdefault(name, value)
-    return own
 
 
 def written_parameter(name: str) -> CaptureError:
