@@ -29,6 +29,20 @@ def test_a_stage_loads_a_plain_dict_of_its_own_state() -> None:
             module.load_state_dict(values | {"2.weight": torch.ones(4)})
 
 
+def test_a_stage_loads_a_plain_dict_without_what_a_layer_of_another_stage_asks_an_old_one_for() -> None:
+    """The hook of ``spectral_norm`` named its weights as missing, in each stage that has not got them."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.utils.spectral_norm(nn.Linear(4, 4)), nn.Linear(4, 4))
+    cuts = {"0": SplitPoint.END, "1": SplitPoint.END}
+    pipe = pipeline(model, (torch.randn(2, 4),), split_spec=cuts, frontend="modules")
+    for stage in range(3):
+        module = pipe.get_stage_module(stage)
+        values = {name: value * 0.5 for name, value in module.state_dict().items()}
+        module.load_state_dict(values)
+        assert all(torch.equal(value, values[name]) for name, value in module.state_dict().items())
+        with pytest.raises(RuntimeError, match=f'"{stage}.bias"'):
+            module.load_state_dict({name: value for name, value in values.items() if "bias" not in name})
+
+
 def test_layers_of_other_stages_are_reset_there_and_statistics_can_be_computed_anew() -> None:
     """`update_bn` ended in "'NoneType' object has no attribute 'zero_'"."""
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 4), nn.BatchNorm1d(4))

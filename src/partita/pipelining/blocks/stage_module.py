@@ -59,10 +59,12 @@ class StageModule(nn.Module):
         self._partita_attributes: list[tuple[nn.Module, dict[str, Tensor]]] = []
         self._partita_own_calls = overridden_calls(root)
         ghost_ids = {id(ghost) for ghost in ghosts}
+        elsewhere = set[int]()
         for module in root.modules():
             tensors = {id(tensor) for table in named_tables(module) for tensor in table.values()}
             if tensors & ghost_ids and not tensors - ghost_ids - {id(None)}:
                 _leave_state_alone(module)
+                elsewhere.add(id(module))
             for table in named_tables(module):
                 of_others = {name: tensor for name, tensor in table.items() if id(tensor) in ghost_ids}
                 if of_others:
@@ -70,6 +72,9 @@ class StageModule(nn.Module):
             aliases = {name: value for name, value in vars(module).items() if id(value) in ghost_ids}
             if aliases:
                 self._partita_attributes.append((module, aliases))
+        self._partita_elsewhere = {
+            name for name, module in root.named_modules(remove_duplicate=False) if id(module) in elsewhere
+        }
         self._hide_ghosts()
 
     def __getattr__(self, name: str) -> Any:
@@ -139,14 +144,19 @@ class StageModule(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load as any module does. What a layer of another stage adds to a ``state_dict`` that it takes for
-        an old one (batch norm its counter, where a dict has no versions) is not unexpected here.
+        """Load as any module does. A layer of another stage that takes a ``state_dict`` for an old one, where
+        a dict has no versions, is not asked: what it adds (batch norm its counter) is not unexpected here,
+        and what it misses (``torch.nn.utils.spectral_norm`` its weights) is not missing.
         """
 
-        def forget_added(_module: nn.Module, names: Any) -> None:
+        def forget_others(_module: nn.Module, names: Any) -> None:
             names.unexpected_keys[:] = [name for name in names.unexpected_keys if name in state_dict]
+            elsewhere = self._partita_elsewhere
+            names.missing_keys[:] = [
+                name for name in names.missing_keys if name.rpartition(".")[0] not in elsewhere
+            ]
 
-        handle = self.register_load_state_dict_post_hook(forget_added)
+        handle = self.register_load_state_dict_post_hook(forget_others)
         try:
             return super().load_state_dict(state_dict, strict=strict, assign=assign)
         finally:
