@@ -170,7 +170,7 @@ def _cause(model: nn.Module, *, training: bool) -> str:
     if scripted:
         return (
             f"{_some(scripted)} is a module of torch.jit, whose Python code is gone. Put the module there "
-            f"that it was made from, or {_AT_BLOCKS}"
+            "that it was made from"
         )
     hooked = _paths(model, has_backward_hooks)
     if hooked:

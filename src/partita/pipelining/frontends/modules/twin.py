@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from partita._torch.modules.closure_copy import with_closures
@@ -48,11 +49,19 @@ def twin_of(model: nn.Module, instead: Mapping[int, Tensor]) -> nn.Module:
             raise CaptureError(
                 f"a copy of {type(model).__name__} has a tensor of its own for {name!r}: the class that "
                 "holds it makes one in its __deepcopy__ without a look at memo (tensordict's does), and "
-                'frontend="modules" gives each stage a copy with the parameters of that stage. Leave '
-                "frontend= out, which cuts the captured graph, or let __deepcopy__ hand its memo on to "
-                "copy.deepcopy"
+                'frontend="modules" gives each stage a copy with the parameters of that stage. '
+                f"{_way_out(model.get_submodule(name.rpartition('.')[0]))}"
             )
     return twin
+
+
+def _way_out(holder: nn.Module) -> str:
+    if isinstance(holder, torch.jit.ScriptModule):
+        return "It is a module of torch.jit: put the module there that it was made from"
+    return (
+        "Leave frontend= out, which cuts the captured graph, or let __deepcopy__ hand its memo on to "
+        "copy.deepcopy"
+    )
 
 
 def own_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
