@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import partita
+from partita.capture import capture
 from partita.pipelining import SplitPoint, pipeline
 
 
@@ -45,3 +47,26 @@ def test_a_call_that_fails_and_is_made_otherwise_is_captured() -> None:
         pipe = pipeline(model, (x,), split_spec={place: SplitPoint.BEGINNING})
         assert pipe.num_stages == 2
         partita.verify(pipe, model, (x,)).check()
+
+
+class Narrow(nn.Module):
+    """Multiplies with what does not fit, by a layer or at once, and does without."""
+
+    def __init__(self, *, at_once: bool) -> None:
+        super().__init__()
+        self.linear, self.at_once = nn.Linear(4, 4), at_once
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        try:
+            return torch.mm(x[:, :3], self.linear.weight) if self.at_once else self.linear(x[:, :3])
+        except RuntimeError:
+            return x.cos()
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_an_operator_that_failed_is_not_in_the_graph(*, at_once: bool) -> None:
+    """The captured graph failed where the model goes on."""
+    model, x = Narrow(at_once=at_once), torch.randn(2, 4)
+    for graph in capture(model, (x,), prove=False).graphs().values():
+        assert torch.equal(graph(x), model(x))
