@@ -10,7 +10,7 @@ ZOO := timm torchvision pillow peft diffusers requests importlib-metadata zipp u
 ZOO_SITE := out/zoo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test newcomer docs format fuzz architectures other-torch clean
+.PHONY: help setup demo test newcomer docs format fuzz architectures other-torch gpu-on-host clean
 
 help:
 	@echo "make demo    set up, then cut a transformer in two, train it on two processes, compare with the uncut one"
@@ -21,6 +21,7 @@ help:
 	@echo "make fuzz    $(FUZZ_EXAMPLES) random graphs through the splitter, a twentieth as many models through a pipeline (FUZZ_EXAMPLES=n), 60 faults, 30 kills with resume"
 	@echo "make architectures   163 models of five libraries, cut in two and compared (ARGS= for all of docs/models.md anew)"
 	@echo "make other-torch   the tests with the torch that a user's pip takes, the newest (TORCH=2.11.0 for another, PYTHON= for another Python, ARGS= for some of the tests)"
+	@echo "make gpu-on-host   the tests for a GPU without one: on a CUDA device whose memory is the host's (tools/host_cuda; needs g++)"
 	@echo "make clean   remove .venv, caches and out/"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -66,6 +67,10 @@ other-torch:
 	@test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
 	@$(OTHER)/bin/python -m pip install --quiet --upgrade --constraint out/constraints.txt 'torch$(if $(TORCH),==$(TORCH))' --editable '.[dev,docs,hf,solver]'
 	@$(OTHER)/bin/python -m pytest --numprocesses 2 $(ARGS)
+
+gpu-on-host: setup
+	@$(BIN)/python -m tools.host_cuda
+	@PYTHONPATH=tools/host_cuda/site:. OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m gpu --numprocesses 2 $(ARGS) tests/pipelining tests/ddp tests/cudagraphs tests/runtime
 
 clean:
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build out src/*.egg-info

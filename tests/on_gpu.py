@@ -18,6 +18,12 @@ ON_GPU = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
+NEEDS_CUDA = pytest.mark.skipif(
+    torch.version.cuda is None,
+    reason="the host's CUDA device (tools/host_cuda) is slow, and has no NCCL, Triton or gloo",
+)
+"""What the device of ``make gpu-on-host`` can't do."""
+
 
 def moved(value: Any, device: str) -> Any:
     """The same structure, with its tensors on the device."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.cudagraphs.capturing import AllWorthIt
-from tests.on_gpu import DEVICE, ON_GPU
+from tests.on_gpu import DEVICE, NEEDS_CUDA, ON_GPU
 from torch import nn
 
 from partita.cudagraphs import (
@@ -154,6 +154,7 @@ def test_a_number_on_the_host_is_taken_by_value() -> None:
     assert not backend.graphs[0].plan.refusals
 
 
+@NEEDS_CUDA
 def test_inductor_compiles_the_pieces() -> None:
     model, reference = pair()
     backend = capturing(inner="inductor")

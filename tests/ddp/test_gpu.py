@@ -10,7 +10,7 @@ import torch.distributed as dist
 from tests.ddp import models
 from tests.ddp.models import WIDTH, batch, seeded
 from tests.ddp.scenarios import TINY_MB
-from tests.on_gpu import DEVICE, ON_GPU, moved
+from tests.on_gpu import DEVICE, NEEDS_CUDA, ON_GPU, moved
 from tests.runtime.worlds import ProcessWorld, patience
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -73,12 +73,14 @@ def _like_torchs(comm: Comm) -> list[str]:
     return list(HOWS)
 
 
+@NEEDS_CUDA
 @pytest.mark.parametrize("backend", ["gloo", "cpu:gloo,cuda:nccl"])
 def test_two_processes_on_one_gpu_train_as_torchs_ddp_does(backend: str) -> None:
     with patience(150.0):
         assert ProcessWorld(2, backend).run(_like_torchs) == [list(HOWS)] * 2
 
 
+@NEEDS_CUDA
 @pytest.mark.parametrize("how", HOWS)
 def test_one_rank_of_nccl_trains_as_the_model_alone(how: str) -> None:
     alone = _trained(seeded(Normed).to(DEVICE), 0)

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.cudagraphs.capturing import AllWorthIt
-from tests.on_gpu import DEVICE, ON_GPU, moved, on_gpu
+from tests.on_gpu import DEVICE, NEEDS_CUDA, ON_GPU, moved, on_gpu
 from tests.pipelining.models import CASES, NORMED, SKIP, TRANSFORMER, Case
 from tests.pipelining.running import STEPS, Record, assert_same, cut, piped, train, uncut
 from tests.runtime.worlds import ProcessWorld, patience
@@ -72,6 +72,7 @@ def _first_step(runner: Any, modules: Sequence[nn.Module], case: Case, record: R
         record.note(module)
 
 
+@NEEDS_CUDA
 def test_stages_that_inductor_compiles_are_near_the_uncut_model() -> None:
     there = ON_THE_GPU[NORMED.name]
     kind, expected = "ZBVZeroBubble", uncut(there, run=_first_step)
@@ -145,7 +146,7 @@ def _piped(comm: Comm, kind: str) -> bytes:
     return pickle.dumps(moved([record.outputs, record.losses, record.gradients, record.state], "cpu"))
 
 
-@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo,cuda:nccl"])
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("cpu:gloo,cuda:nccl", marks=NEEDS_CUDA)])
 @pytest.mark.parametrize("kind", ["Interleaved1F1B", "ZBVZeroBubble"])
 def test_processes_on_one_gpu(kind: str, backend: str) -> None:
     with patience(120.0):
@@ -155,6 +156,7 @@ def test_processes_on_one_gpu(kind: str, backend: str) -> None:
     assert_same([Record(*pickle.loads(data)) for data in results], whole)
 
 
+@NEEDS_CUDA
 def test_all_stages_on_the_one_rank_of_nccl() -> None:
     there, record = ON_THE_GPU[TRANSFORMER.name], Record()
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
@@ -189,6 +191,7 @@ class Blocks(nn.Module):
         return self.head(self.large(self.small(x).relu()).relu())
 
 
+@NEEDS_CUDA
 def test_measured_costs_are_those_of_the_device_and_its_memory() -> None:
     model, x = Blocks().to(DEVICE), torch.randn(ROWS, 512, device=DEVICE)
     costs = measure_units(model, (x,), stages=2)
