@@ -27,10 +27,10 @@ class _Stream:
     def __init__(self, *_: Any, **__: Any) -> None:
         """Take what ``torch.cuda.Stream`` takes."""
 
-    def wait_stream(self, other: Any) -> None:
+    def synchronize(self, *_: Any) -> None:
         """Nothing is under way."""
 
-    synchronize = wait_event = record_event = wait_stream
+    wait_stream = wait_event = record_event = synchronize
 
 
 def install() -> None:
