@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.fx import Graph
 
 from partita._torch.autograd.region_switches import SET_GRAD
+from partita._torch.distributed.fsdp_marks import mark
 from partita._torch.graph_module import lazy_module as module_under_test
 from partita._torch.graph_module.lazy_module import LazyGraphModule, lazy_module
 
@@ -96,6 +98,21 @@ def test_dynamo_compiles_more_modules_than_it_would_begin_anew_for(
     x = torch.randn(3)
     torch.compiler.reset()
     assert torch.equal(torch.compile(in_turn, backend="eager", fullgraph=True)(x), x)
+    torch.compiler.reset()
+
+
+def test_dynamo_compiles_modules_that_it_does_not_ask_for_their_parameters() -> None:
+    """It asks none that FSDP manages, and none that has a ``named_parameters`` of its own: it ended in
+    "marked as skipped".
+    """
+    managed, own = nn.Sequential(_negative(), _negative()), _negative()
+    for module in managed.modules():
+        mark(module, use_orig_params=True)
+    own.named_parameters = MethodType(lambda *_, **__: iter(()), own)
+    assert type(own).named_parameters is nn.Module.named_parameters
+    torch.compiler.reset()
+    compiled: Any = torch.compile(lambda x: own(managed(x)), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(torch.ones(3)), -torch.ones(3))
     torch.compiler.reset()
 
 

@@ -38,6 +38,19 @@ __all__ = ["LazyGraphModule", "generate_code", "lazy_module", "mark_impure", "ru
 _SWITCHES = {SET_GRAD, ENTER_AUTOCAST, ENTER_INFERENCE, ENTER_CACHE_SCOPE}
 
 
+class _NamedParameters:
+    """``nn.Module.named_parameters``: what Dynamo reads of most modules before it traces their code. (A
+    property would take the class' method away, and let no instance have its own.)
+    """
+
+    def __get__(self, module: LazyGraphModule | None, kind: type[nn.Module]) -> Any:
+        if module is None:
+            return nn.Module.named_parameters
+        if not torch.compiler.is_dynamo_compiling() and TracingContext.try_get() is not None:
+            generate_code(module)
+        return super(LazyGraphModule, module).named_parameters
+
+
 class LazyGraphModule(_LazyGraphModule):
     """A ``GraphModule`` that costs next to nothing until it is run, printed, pickled or compiled.
 
@@ -49,7 +62,12 @@ class LazyGraphModule(_LazyGraphModule):
 
     def _lazy_forward(self, *args: Any, **kwargs: Any) -> Any:
         cls = type(self)
-        if cls.forward is cls._lazy_forward:
+        if torch.compiler.is_dynamo_compiling():
+            # of the module's caller, which has not asked for its parameters, as where FSDP manages it
+            from torch._dynamo.comptime import comptime  # half a second, for who compiles
+
+            comptime(_generate_code_and_restart)
+        elif cls.forward is cls._lazy_forward:
             self._quick_compile()
         return self.forward(*args, **kwargs)
 
@@ -90,12 +108,7 @@ class LazyGraphModule(_LazyGraphModule):
             leave_open(before, error, type(self).forward.__code__)
             raise
 
-    @property
-    def named_parameters(self) -> Any:
-        """``nn.Module.named_parameters``: what Dynamo reads of a module first, before it traces its code."""
-        if not torch.compiler.is_dynamo_compiling() and TracingContext.try_get() is not None:
-            generate_code(self)
-        return super().named_parameters
+    named_parameters: Any = _NamedParameters()
 
     @classmethod
     def _needs_recompile(cls) -> bool:
@@ -198,6 +211,26 @@ def _generate_code_for_dynamo(module: LazyGraphModule) -> None:
     if module._needs_recompile():
         for child in module.modules():
             generate_code(child)
+
+
+def _generate_code_and_restart(context: Any) -> None:
+    """Generate the code of a module whose lazy ``forward`` Dynamo is tracing, and let it begin anew.
+
+    That of all modules of its callers too, else Dynamo would begin anew for each.
+    """
+    from torch._dynamo.exc import UnspecializeRestartAnalysis  # the one that may then go another way
+    from torch._dynamo.variables import UnspecializedNNModuleVariable
+
+    frame = context._i_will_not_complain_if_bc_breaks_InstructionTranslator()
+    if not frame.symbolic_locals["self"].unwrap().value._needs_recompile():
+        return
+    while frame is not None:
+        for variable in frame.symbolic_locals.values():
+            if isinstance(variable.unwrap(), UnspecializedNNModuleVariable):
+                for module in variable.unwrap().value.modules():
+                    generate_code(module)
+        frame = frame.parent
+    raise UnspecializeRestartAnalysis(restart_reason="the code of a graph module was generated")
 
 
 # called around a graph that Dynamo compiles, and no part of it
