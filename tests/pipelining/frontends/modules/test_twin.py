@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -44,6 +45,19 @@ def test_a_twin_has_the_tensors_that_it_is_given() -> None:
     own = own_parameters(model)
     twin = twin_of(model, own)
     assert [id(one) for one in twin.parameters()] == [id(own[id(one)]) for one in model.parameters()]
+
+
+class Computes(Two):
+    """Shows a tensor among its buffers that it makes each time."""
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
+        yield "norm", self.last.weight.detach().norm()
+        yield from super().named_buffers(*args, **kwargs)
+
+
+def test_a_class_may_make_what_it_shows_among_its_buffers() -> None:
+    """It ended in a KeyError."""
+    assert pipeline(Computes(nn.Linear), (torch.randn(2, 4),), stages=2, frontend="modules").num_stages == 2
 
 
 def test_a_class_that_copies_its_parameters_in_its_own_way_is_refused() -> None:

@@ -27,6 +27,7 @@ def twin_of(model: nn.Module, instead: Mapping[int, Tensor]) -> nn.Module:
     Raises:
         CaptureError: ``model`` holds something that can't be copied, or that copies tensors in its own way.
     """
+    state = dict(named_state(model))  # kept: a class may make what it yields
     own: dict[int, Any] = {**own_parameters(model)}
     for _, tensor in named_tensors(model):
         if not isinstance(tensor, nn.Parameter):
@@ -44,8 +45,8 @@ def twin_of(model: nn.Module, instead: Mapping[int, Tensor]) -> nn.Module:
             "make it in forward, or give its class a __deepcopy__"
         ) from error
     copies = dict(named_state(twin))
-    for name, tensor in named_state(model):
-        if copies.get(name) is not own[id(tensor)]:
+    for name, tensor in state.items():
+        if id(tensor) in own and copies.get(name) is not own[id(tensor)]:
             raise CaptureError(
                 f"a copy of {type(model).__name__} has a tensor of its own for {name!r}: the class that "
                 "holds it makes one in its __deepcopy__ without a look at memo (tensordict's does), and "
