@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from partita._torch.fake.ghosts import (
     FunctionKind,
@@ -13,6 +15,7 @@ from partita._torch.fake.ghosts import (
     describe_function,
     ghost_of,
     is_ghostly,
+    past_dispatch_modes,
 )
 
 
@@ -58,3 +61,14 @@ def test_what_only_autograd_keeps_is_held_by_nobody() -> None:
         [sys.executable, "-c", HELD], capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stdout.strip() == "[True, False, True, False] True"
+
+
+class _Refuses(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(func)
+
+
+def test_calls_may_go_past_dispatch_modes() -> None:
+    x = torch.ones(2)
+    with _Refuses(), past_dispatch_modes():
+        assert torch.equal(x.clone(), x)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
     "FunctionKind",
@@ -23,12 +24,16 @@ __all__ = [
     "describe_function",
     "ghost_of",
     "is_ghostly",
+    "past_dispatch_modes",
     "referenced_by_python",
     "undisturbed",
 ]
 
 undisturbed = torch._C.DisableTorchFunction
 """Within this block calls go straight to torch, past all function modes."""
+
+past_dispatch_modes = _disable_current_modes
+"""Within this block calls go past all dispatch modes, as that of a tracer which the model has begun."""
 
 
 class FunctionKind(Enum):

@@ -11,7 +11,7 @@ import torch
 from tests.pipelining.running import assert_equal
 from torch import Tensor, nn
 
-from partita.errors import CaptureError
+from partita.errors import CaptureError, PartitaError
 from partita.pipelining import Schedule1F1B, SplitPoint, UncutReference, pipeline
 from partita.runtime import Comm, InProcessWorld
 from partita.verification import verify
@@ -301,3 +301,24 @@ def test_a_parameter_whose_data_is_set_to_itself_is_not_written_to() -> None:
     model, x = nn.Sequential(Converting(), Converting()), torch.randn(2, 4)
     pipe = pipeline(model, (x,), stages=2, frontend="modules")
     assert verify(pipe, model, (x,)).ok
+
+
+class Linearizes(nn.Module):
+    """Traces one of its layers in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output, _ = torch.func.linearize(self.first, x)
+        return self.head(output)  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")  # torch's, of its own linearize
+def test_a_model_that_traces_its_layer_is_refused() -> None:
+    """Each copy of a parameter that the recording made for itself was one more node of the model's trace,
+    which had no end.
+    """
+    with pytest.raises(PartitaError, match="Linearizes does not run in training on its own example"):
+        pipeline(Linearizes(), (torch.randn(2, 4),), split_spec=SPEC, frontend="modules")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from partita._torch.compile.eager_stance import nothing_compiled
 from partita._torch.compile.refusal import is_refusal
 from partita._torch.containers.pytree import tree_map
-from partita._torch.fake.ghosts import referenced_by_python, undisturbed
+from partita._torch.fake.ghosts import past_dispatch_modes, referenced_by_python, undisturbed
 from partita._torch.fake.transforms import endings_of_transforms_seen
 from partita._torch.modules.calls import (
     Around,
@@ -248,8 +248,9 @@ class _Kept:
     """The elements of a tensor, from before a call that may write to it."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._there = tensor.data
-        self._elements = self._there.clone()
+        with past_dispatch_modes():
+            self._there = tensor.data
+            self._elements = self._there.clone()
 
     def put_back(self) -> None:
         """Let the tensor's memory hold them again."""
