@@ -138,3 +138,27 @@ def test_a_reference_that_is_run_without_a_loss_is_refused_and_the_advice_works(
     with pytest.raises(ArgumentError, match="was run without a loss, and the schedule has one"):
         InProcessWorld(2).run(lambda comm: verified(comm, None))
     InProcessWorld(2).run(lambda comm: verified(comm, lambda output, _: output))
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.drop, self.b = nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.drop(self.a(x)) + torch.rand(4, device=x.device))
+
+
+def test_the_model_may_be_on_another_device_than_its_graph() -> None:
+    """It was captured on the CPU, and its stages were built on a GPU: the graph was run on the CPU with what
+    was on the GPU.
+    """
+    model = Noisy()
+    pipe = pipeline(model, (torch.ones(2, 4),), stages=2)
+    elsewhere = copy.deepcopy(model).to("meta")
+    reference = UncutReference(elsewhere, 2, nn.functional.mse_loss, graph=pipe.whole)
+    output = reference.step(torch.ones(4, 4, device="meta"), target=torch.ones(4, 4, device="meta"))
+    assert output.is_meta
+    assert output.shape == (4, 4)
+    assert all(parameter.grad.is_meta for parameter in elsewhere.parameters())
+    assert {parameter.device.type for parameter in pipe.whole.parameters()} == {"cpu"}

@@ -22,6 +22,7 @@ from partita._torch.modules.contents import named_state
 from partita._torch.operators.draws import before_draws
 from partita._torch.tensors.detached_copy import detached_leaf_copy
 from partita.errors import ExecutionError
+from partita.pipelining.stages.placing.relocate import devices_of, relocated
 from partita.runtime import RandomKey, enter_site, keyed
 from partita.runtime.host_generators import keyed_generators
 
@@ -33,12 +34,12 @@ class EagerModel:
 
     Args:
         model: the user's own.
-        graph: its captured graph; None where it draws no random numbers.
+        graph: its captured graph, on whatever device; None where it draws no random numbers.
     """
 
     def __init__(self, model: nn.Module, graph: nn.Module | None) -> None:
         self._model = model
-        self._graph = None if graph is None else copy.deepcopy(graph)
+        self._graph = None if graph is None else _beside(model, graph)
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: RandomKey) -> Any:
         """Run the model.
@@ -108,3 +109,10 @@ class EagerModel:
         with keyed(key, entered=begun.append), before_draws(note):
             self._graph(*own_args, **own_kwargs)
         return draws
+
+
+def _beside(model: nn.Module, graph: nn.Module) -> nn.Module:
+    """A copy of the graph where the model is: by which operators a device draws is its own affair."""
+    homes, devices = devices_of(graph), devices_of(model)
+    moved = relocated(graph, next(iter(devices)), homes) if len(devices) == len(homes) == 1 else graph
+    return copy.deepcopy(graph) if moved is graph else moved
