@@ -132,6 +132,29 @@ def test_a_node_that_draws_another_amount_is_named(whole: GraphModule) -> None:
     assert first(verify(split, whole, (X,))) == ("random state", "submod_1", "dropout")
 
 
+def test_a_node_that_draws_another_amount_on_a_gpu_is_named(
+    whole: GraphModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what the CPU's generator gives was looked at node by node."""
+    gpus = torch.Generator()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "default_generators", (gpus,))
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda _: gpus.get_state())
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, _: gpus.set_state(state))
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", gpus.manual_seed)
+    split = cut(whole, ("dropout", "chunk"))
+
+    def greedy(x: torch.Tensor) -> torch.Tensor:
+        torch.rand(1, generator=torch.cuda.default_generators[0])
+        return torch.relu(x)
+
+    tamper(split, "relu", lambda n: setattr(n, "target", greedy))
+    result = verify(split, whole, (X,))
+    assert first(result) == ("random state", "submod_0", "relu")
+    assert "draws random numbers, unlike in the reference" in str(result)
+
+
 def test_requires_grad_that_was_lost_is_traced(whole: GraphModule) -> None:
     split = cut(whole, ("dropout", "chunk"))
     tamper(split, "mul", lambda n: setattr(n, "target", lambda a, b: (a * b).detach()))

@@ -168,12 +168,14 @@ def _first_backward(
 
 def _first_draw(ranked: list[str], mine: NodeValues, theirs: NodeValues) -> _Finding | None:
     for name in ranked:
-        left, right = mine.draws.get(name), theirs.draws.get(name)
-        if name in mine.piece_of and (left is None) != (right is None):
-            text = "draws random numbers" if left is not None else "draws no random numbers"
+        left, right = mine.draws.get(name, {}), theirs.draws.get(name, {})
+        if name in mine.piece_of and bool(left) != bool(right):
+            text = "draws random numbers" if left else "draws no random numbers"
             return _Finding(name, mine.piece_of[name], f"{text}, unlike in the reference")
-        if left is not None and right is not None and not left.equal(right):
-            return _Finding(name, mine.piece_of[name], "leaves the CPU generator in another state")
+        for generator in sorted(left.keys() | right.keys()) if left and right else ():
+            alike = generator in left and generator in right and left[generator].equal(right[generator])
+            if not alike:
+                return _Finding(name, mine.piece_of[name], f"leaves the {generator} in another state")
     return None
 
 

@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule
 
 from partita.errors import ArgumentTypeError
+from partita.verification.observing.randomness import torch_states
 from partita.verification.observing.subject import PieceLike, SplitLike, Subject, is_pipe
 from partita.verification.tree import tensors
 
@@ -27,13 +28,13 @@ class NodeValues:
     Attributes:
         values: the tensors of a node's value, detached copies that keep ``requires_grad``.
         gradients: the gradients of these tensors.
-        draws: the state of the CPU generator after each node that changed it.
+        draws: the states of torch's generators that a node changed, after it.
         piece_of: the piece in which each node ran.
     """
 
     values: dict[str, _Value] = field(default_factory=dict)
     gradients: dict[str, _Value] = field(default_factory=dict)
-    draws: dict[str, torch.Tensor] = field(default_factory=dict)
+    draws: dict[str, _Value] = field(default_factory=dict)
     piece_of: dict[str, str | None] = field(default_factory=dict)
 
 
@@ -111,14 +112,14 @@ class _Recorder(torch.fx.Interpreter):
         return self.run(*flat)
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        before = torch.get_rng_state()
+        before = torch_states()
         result = super().run_node(n)
         if n.op in SILENT_OPS or not self._is_of_the_whole(n):
             return result
         self._notes.piece_of[n.name] = self._piece
-        after = torch.get_rng_state()
-        if not torch.equal(before, after):
-            self._notes.draws[n.name] = after
+        changed = {key: state for key, state in torch_states().items() if not state.equal(before[key])}
+        if changed:
+            self._notes.draws[n.name] = changed
         self._note(n.name, result)
         return result
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["capture", "preserved", "same_state", "seed_all"]
+__all__ = ["capture", "preserved", "same_state", "seed_all", "torch_states"]
 
 _CPU = "CPU generator"
 
@@ -24,13 +24,17 @@ def capture() -> dict[str, Any]:
     >>> list(capture())[:2]
     ['CPU generator', 'Python generator']
     """
-    states: dict[str, Any] = {_CPU: torch.get_rng_state(), "Python generator": random.getstate()}
+    states: dict[str, Any] = {**torch_states(), "Python generator": random.getstate()}
     numpy = _numpy()
     if numpy is not None:
         states["numpy generator"] = numpy.random.get_state()
-    for index in range(_cuda_devices()):
-        states[f"CUDA generator {index}"] = torch.cuda.get_rng_state(index)
     return states
+
+
+def torch_states() -> dict[str, torch.Tensor]:
+    """Return the state of torch's generator on each device, by name."""
+    cuda = {f"CUDA generator {index}": torch.cuda.get_rng_state(index) for index in range(_cuda_devices())}
+    return {_CPU: torch.get_rng_state(), **cuda}
 
 
 def seed_all(seed: int) -> None:
