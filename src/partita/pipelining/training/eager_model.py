@@ -22,7 +22,7 @@ from partita._torch.modules.contents import named_state
 from partita._torch.operators.draws import before_draws
 from partita._torch.tensors.detached_copy import detached_leaf_copy
 from partita.errors import ExecutionError
-from partita.pipelining.stages.placing.relocate import devices_of, relocated
+from partita.pipelining.stages.placing.relocate import relocated
 from partita.runtime import RandomKey, enter_site, keyed
 from partita.runtime.host_generators import keyed_generators
 
@@ -113,6 +113,10 @@ class EagerModel:
 
 def _beside(model: nn.Module, graph: nn.Module) -> nn.Module:
     """A copy of the graph where the model is: by which operators a device draws is its own affair."""
-    homes, devices = devices_of(graph), devices_of(model)
-    moved = relocated(graph, next(iter(devices)), homes) if len(devices) == len(homes) == 1 else graph
-    return copy.deepcopy(graph) if moved is graph else moved
+    own = copy.deepcopy(graph)
+    state, its = dict(named_state(model)), dict(named_state(own))
+    shared = state.keys() & its.keys()  # a graph on a GPU has constants on the CPU
+    devices, homes = {state[name].device for name in shared}, {its[name].device for name in shared}
+    if devices == homes or len(devices) != 1:
+        return own
+    return relocated(own, next(iter(devices)), homes)
