@@ -56,17 +56,15 @@ class _Capture(TorchDispatchMode):
         kwargs = kwargs or {}
         inputs = _on_device((args, kwargs))
         _check(func, args, kwargs, waits=bool(inputs))
-        for argument in func._schema.arguments if func._schema.is_mutable else ():
+        for place, argument in enumerate(func._schema.arguments if func._schema.is_mutable else ()):
             if argument.alias_info is not None and argument.alias_info.is_write:
-                place = func._schema.arguments.index(argument)
                 value = args[place] if place < len(args) else kwargs.get(argument.name)
                 self._remember(_on_device(value))
         result = func(*args, **kwargs)
         outputs, before = _on_device(result), set(map(_address, inputs))
-        for tensor in outputs:
-            if _address(tensor) not in before:
-                self.made[_address(tensor)] = tensor.untyped_storage()
-        if func._schema.is_mutable or any(_address(tensor) not in before for tensor in outputs):
+        new = [tensor for tensor in outputs if _address(tensor) not in before]
+        self.made.update((_address(tensor), tensor.untyped_storage()) for tensor in new)
+        if new or func._schema.is_mutable:
             self.calls.append(_Call(func, args, kwargs, outputs))
         return result
 

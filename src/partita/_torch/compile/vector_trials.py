@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from partita._torch.containers.replaced import replaced
+
 __all__ = ["remembered_trials"]
 
 Trial = Callable[[Any, str], bool]
@@ -34,11 +36,8 @@ def remembered_trials() -> Iterator[None]:
     if hasattr(trial, "__wrapped__"):  # by another thread, or around this
         yield
         return
-    VecISA.check_build = _remembered(trial)  # type: ignore[assignment, method-assign]
-    try:
+    with replaced(VecISA, "check_build", _remembered(trial)):
         yield
-    finally:
-        VecISA.check_build = trial  # type: ignore[method-assign]
 
 
 def _remembered(trial: Trial) -> Trial:

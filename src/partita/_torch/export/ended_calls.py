@@ -10,6 +10,8 @@ from typing import Any
 
 from torch.fx.experimental import proxy_tensor
 
+from partita._torch.containers.replaced import replaced
+
 __all__ = ["ended_calls_forgotten"]
 
 
@@ -45,8 +47,8 @@ def ended_calls_forgotten() -> Iterator[None]:
                 graph.erase_node(graph._root.prev)
             raise
 
-    modules.call_module, operators.proxy_call = call_module_or_forget, proxy_call_or_forget
-    try:
+    with (
+        replaced(modules, "call_module", call_module_or_forget),
+        replaced(operators, "proxy_call", proxy_call_or_forget),
+    ):
         yield
-    finally:
-        modules.call_module, operators.proxy_call = call_module, proxy_call

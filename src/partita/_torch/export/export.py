@@ -21,6 +21,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from partita._torch.containers.objects import open_objects
+from partita._torch.containers.replaced import replaced
 from partita._torch.export.assigned_buffers import assignments_recorded, write_assigned_buffers_at_once
 from partita._torch.export.conditions import Answers, answered
 from partita._torch.export.conversions import conversions_apart, drop_aliases
@@ -273,12 +274,10 @@ def _quiet() -> Iterator[None]:
         for log in logs:
             if not log.isEnabledFor(logging.DEBUG):  # unless somebody looks for it
                 log.setLevel(logging.CRITICAL)
-        printing = vars(_trace).get("print", print)
-        vars(_trace)["print"] = lambda *_values, **_options: None
         try:
-            yield
+            with replaced(_trace, "print", lambda *_values, **_options: None):
+                yield
         finally:
-            vars(_trace)["print"] = printing
             for log, level in zip(logs, levels, strict=True):
                 log.setLevel(level)
 
@@ -288,18 +287,15 @@ def _flat_regions() -> Iterator[None]:
     """Skip export's two passes that fold regions into nested graphs: they lose a no_grad region within an
     autocast region, and gradients flow where the model has none.
     """
-    folds = [
-        (replace_set_grad_with_hop_pass, "replace_set_grad_with_hop_pass"),
-        (replace_autocast_with_hop_pass, "replace_autocast_with_hop_pass"),
-    ]
-    before = [getattr(module, name) for module, name in folds]
-    try:
-        for module, name in folds:
-            setattr(module, name, lambda gm, signature: (gm, signature))
+
+    def unchanged(gm: GraphModule, signature: Any) -> tuple[GraphModule, Any]:
+        return gm, signature
+
+    with (
+        replaced(replace_set_grad_with_hop_pass, "replace_set_grad_with_hop_pass", unchanged),
+        replaced(replace_autocast_with_hop_pass, "replace_autocast_with_hop_pass", unchanged),
+    ):
         yield
-    finally:
-        for (module, name), function in zip(folds, before, strict=True):
-            setattr(module, name, function)
 
 
 @contextmanager

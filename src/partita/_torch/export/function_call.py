@@ -33,6 +33,7 @@ from torch.fx.node import has_side_effect
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils import _pytree as pytree
 
+from partita._torch.containers.replaced import replaced
 from partita._torch.export.open_sizes import is_symbolic
 from partita._torch.modules.calls import function_kinds
 from partita._torch.operators.draws import before_draws
@@ -170,24 +171,15 @@ def functions_kept(*, strict: bool = False) -> Iterator[None]:
     _calls.clear()
     with ExitStack() as stack:
         stack.callback(_calls.__setitem__, slice(None), outer)
-        _replace(stack, _HOLDER, "apply", classmethod(_apply))
-        _replace(stack, function, "custom_function_call", _in_transform)
+        stack.enter_context(replaced(_HOLDER, "apply", classmethod(_apply)))
+        stack.enter_context(replaced(function, "custom_function_call", _in_transform))
         if _HOLDER is Function and not strict:
             # An ``apply`` that was looked up before (``reverse = Reverse.apply``) is none of Python's, and
             # comes by here only when it calls ``forward``.
             for kind in function_kinds():
                 if not _is_traced_through(kind):
-                    _replace(stack, kind, "forward", staticmethod(_forward(kind)))
+                    stack.enter_context(replaced(kind, "forward", staticmethod(_forward(kind))))
         yield
-
-
-def _replace(stack: ExitStack, kind: Any, name: str, value: Any) -> None:
-    """Give a class another attribute until the stack ends."""
-    if name in vars(kind):
-        stack.callback(setattr, kind, name, vars(kind)[name])
-    else:
-        stack.callback(delattr, kind, name)
-    setattr(kind, name, value)
 
 
 def _apply(cls: type[Function], *args: Any) -> Any:

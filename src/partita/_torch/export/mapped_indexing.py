@@ -15,6 +15,8 @@ from torch import Tensor
 from torch._dynamo import _trace_wrapped_higher_order_op as home
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from partita._torch.containers.replaced import replaced
+
 __all__ = ["mapped_indexing_is_an_operator"]
 
 
@@ -28,8 +30,5 @@ def mapped_indexing_is_an_operator() -> Iterator[None]:
             return original(tensor, indices)
         return torch.ops.aten.index(tensor, indices)
 
-    home.mod_index = indexed
-    try:
+    with replaced(home, "mod_index", indexed):
         yield
-    finally:
-        home.mod_index = original

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+from partita._torch.containers.replaced import replaced
+
 __all__ = ["nested_regions_are_called"]
 
 _MODULE: Any = import_module("torch._higher_order_ops.invoke_subgraph")
@@ -21,12 +23,8 @@ def nested_regions_are_called() -> Iterator[None]:
     leaves that alone for the rest of the process, and every later trace calls itself without end. And what it
     makes of them can't be cut.
     """
-    before = _MODULE.invoke_subgraph_placeholder
-    _MODULE.invoke_subgraph_placeholder = _call
-    try:
+    with replaced(_MODULE, "invoke_subgraph_placeholder", _call):
         yield
-    finally:
-        _MODULE.invoke_subgraph_placeholder = before
 
 
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -25,6 +25,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.utils._sympy.printers import PythonPrinter
 
+from partita._torch.containers.replaced import replaced
 from partita._torch.export.users_code import is_users
 
 __all__ = [
@@ -142,12 +143,11 @@ def batch_is_open() -> Iterator[None]:
         kind = _AsIntLoc if _asks_for_int() else SLoc
         return kind(location.framework_loc, location.maybe_user_loc or users_line())
 
-    ShapeEnv._get_sloc = located  # type: ignore[method-assign]
+    oblivious = fx_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
     try:
-        with fx_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+        with replaced(ShapeEnv, "_get_sloc", located), oblivious:
             yield
     finally:
-        ShapeEnv._get_sloc = original  # type: ignore[method-assign]
         for environment in environments.values():
             _untie(environment)
 

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from partita._torch.containers.replaced import replaced
+
 __all__ = ["script_functions_in_python"]
 
 _PYTHON = "_torchdynamo_inline"
@@ -32,8 +34,5 @@ def script_functions_in_python() -> Iterator[None]:
             return original.__get__(self)(*args, **kwargs)
         return function(*args, **kwargs)
 
-    kind.__call__ = call
-    try:
+    with replaced(kind, "__call__", call):
         yield
-    finally:
-        kind.__call__ = original

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 from torch._functorch import eager_transforms, vmap
 from torch.overrides import handle_torch_function, has_torch_function
+
+from partita._torch.containers.replaced import replaced
 
 __all__ = ["endings_of_transforms_seen"]
 
@@ -25,14 +27,10 @@ def endings_of_transforms_seen() -> Iterator[None]:
     """In this block, modes see how a tensor leaves ``vmap``, ``grad`` and the like: as a call of a function
     that takes the transform's tensor and returns the one that the caller gets. Torch shows it to none.
     """
-    before = [getattr(module, name) for module, name in _ENDINGS]
-    try:
-        for (module, name), function in zip(_ENDINGS, before, strict=True):
-            setattr(module, name, partial(_seen, function))
+    with ExitStack() as stack:
+        for module, name in _ENDINGS:
+            stack.enter_context(replaced(module, name, partial(_seen, getattr(module, name))))
         yield
-    finally:
-        for (module, name), function in zip(_ENDINGS, before, strict=True):
-            setattr(module, name, function)
 
 
 def _seen(function: Callable[..., Any], tensor: Any, *args: Any) -> Any:
