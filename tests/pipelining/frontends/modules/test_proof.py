@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 from tests.capture.fast_path import TOKENS, Encoder, Preference
+from tests.on_gpu import DEVICE, ON_GPU
 from tests.pipelining.running import assert_equal
 from torch import Tensor, nn
 
@@ -68,6 +69,24 @@ def test_another_result_is_refused(name: str) -> None:
     pipe = cast(ModulePipe, Changed(model, change))
     with pytest.raises(CaptureError, match=f"what it does whole: {what} differs in call 1"):
         check_against_model(pipe, model, (torch.ones(2, 3),), {}, training=True)
+
+
+DEVICES = ["cpu", pytest.param(DEVICE, marks=ON_GPU)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_pipe_that_draws_once_more_is_refused(device: str) -> None:
+    model = Model().to(device)
+    before = torch.get_rng_state()
+
+    def draws(pair: Any) -> Any:
+        torch.rand(1, device=device)
+        return pair
+
+    pipe = cast(ModulePipe, Changed(model, draws))
+    with pytest.raises(CaptureError, match=r"the state of the (CPU|CUDA) generator( 0)? differs in call 1"):
+        check_against_model(pipe, model, (torch.ones(2, 3, device=device),), {}, training=True)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_the_same_result_is_proven() -> None:

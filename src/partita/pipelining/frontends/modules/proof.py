@@ -8,8 +8,6 @@ another, as they do in training.
 from __future__ import annotations
 
 import copy
-import random
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -34,15 +32,10 @@ from partita.capture.proving.samples import Sample, samples
 from partita.errors import CaptureError, ExecutionError, PartitaError
 from partita.pipelining.blocks.stage_module import StageModule, named_tensors
 from partita.pipelining.frontends.modules.pipe import ModulePipe
-from partita.pipelining.frontends.modules.recording import (
-    cuda_devices,
-    fresh_leaf,
-    written_parameter,
-)
+from partita.pipelining.frontends.modules.recording import fresh_leaf, written_parameter
 from partita.pipelining.frontends.modules.twin import own_parameters, twin_of
-from partita.runtime.host_generators import generator_states, seed_generators, set_generators
 from partita.verification.comparing.compare import EXACT, Tolerance, compare_tensors
-from partita.verification.observing import snapshot
+from partita.verification.observing import randomness, snapshot
 from partita.verification.observing.subject import subject_of
 
 __all__ = ["block_proof", "check_against_model"]
@@ -193,33 +186,28 @@ def check_against_model(
     mine, its = own_parameters(model), own_parameters(model)
     eager, cut = twin_of(model, its), _twin_pipe(pipe, mine)
     eager_parameters, cut_parameters = (dict(zip(names, own.values(), strict=True)) for own in (its, mine))
-    before = generator_states()
-    devices = cuda_devices(model.parameters())
-    with torch.random.fork_rng(devices=devices), in_mode(eager, training), torch.set_grad_enabled(gradients):
+    with randomness.preserved(), in_mode(eager, training), torch.set_grad_enabled(gradients):
         cut.train(training)
-        try:
-            for call in range(_CALLS):
-                try:
-                    expected = _call(eager, eager_parameters, args, kwargs, call)
-                except Exception as error:  # whatever the user's model raises
-                    what = f"the model itself raises {type(error).__name__} in call {call + 1}: {error}"
-                    raise _NotTakenError(what) from error
-                _check_parameters(model, its)
-                try:
-                    observed = _call(cut, cut_parameters, args, kwargs, call)
-                except PartitaError:
-                    raise
-                except Exception as error:  # whatever the user's model raises
-                    raise _raises_when_cut(type(model).__name__, error, training=training) from error
-                differing = _differing(observed, expected, tolerance)
-                if differing:
-                    again = _eager_call(model, args, kwargs, call, training=training)
-                    if set(differing) <= set(_differing(again, expected, tolerance)):
-                        raise _NotTakenError(f"two runs of the model itself differ in {differing[0]}")
-                    raise _not_the_same(type(model).__name__, differing[0], call, training=training)
-                _compare_buffers(cut, eager, type(model).__name__, tolerance)
-        finally:
-            set_generators(before)
+        for call in range(_CALLS):
+            try:
+                expected = _call(eager, eager_parameters, args, kwargs, call)
+            except Exception as error:  # whatever the user's model raises
+                what = f"the model itself raises {type(error).__name__} in call {call + 1}: {error}"
+                raise _NotTakenError(what) from error
+            _check_parameters(model, its)
+            try:
+                observed = _call(cut, cut_parameters, args, kwargs, call)
+            except PartitaError:
+                raise
+            except Exception as error:  # whatever the user's model raises
+                raise _raises_when_cut(type(model).__name__, error, training=training) from error
+            differing = _differing(observed, expected, tolerance)
+            if differing:
+                again = _eager_call(model, args, kwargs, call, training=training)
+                if set(differing) <= set(_differing(again, expected, tolerance)):
+                    raise _NotTakenError(f"two runs of the model itself differ in {differing[0]}")
+                raise _not_the_same(type(model).__name__, differing[0], call, training=training)
+            _compare_buffers(cut, eager, type(model).__name__, tolerance)
     return _unkept(model, eager, cut)
 
 
@@ -284,8 +272,7 @@ def _call(
 ) -> list[tuple[str, Any]]:
     """All that can be observed of a call, by name. The same ``seed`` gives the same random numbers."""
     trained = {name: value for name, value in parameters.items() if value.requires_grad}
-    torch.manual_seed(seed)
-    seed_generators(seed)
+    randomness.seed_all(seed)
     arguments = tree_map(fresh_leaf, (tuple(args), dict(kwargs)))
     output = module(*arguments[0], **arguments[1])
     leaves, _ = flatten(output)
@@ -300,10 +287,7 @@ def _call(
         gradients = torch.autograd.grad(roots, wanted, seeds, allow_unused=True)
         names = [*(f"input {number}" for number in range(len(inputs))), *trained]
         observed += [(f"the gradient of {name}", value) for name, value in zip(names, gradients, strict=True)]
-    numpy = sys.modules.get("numpy")
-    observed.append(("torch's random state", torch.get_rng_state()))
-    observed.append(("Python's random state", random.getstate()))
-    observed.append(("numpy's random state", None if numpy is None else str(numpy.random.get_state())))
+    observed += [(f"the state of the {name}", state) for name, state in randomness.capture().items()]
     return observed
 
 
@@ -361,4 +345,4 @@ def _same(mine: Any, its: Any, tolerance: Tolerance) -> bool:
         return compare_tensors(mine, its, "", tolerance) is None
     if isinstance(mine, Tensor) or isinstance(its, Tensor):
         return False
-    return mine is its or (type(mine) is type(its) and bool(mine == its))
+    return mine is its or (type(mine) is type(its) and randomness.same_state(mine, its))
