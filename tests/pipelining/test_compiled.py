@@ -104,6 +104,34 @@ def test_stages_that_are_recomputed(again: Any) -> None:
     _assert_compiled_equals_eager(TRANSFORMER, "ZBVZeroBubble", SPLIT["ZBVZeroBubble"], recompute=again)
 
 
+class ScaledByCalls(nn.Linear):
+    """Counts its calls in a buffer, and its result and gradients depend on the count."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return super().forward(x).tanh() * self.calls
+
+
+class _FourScaledByCalls(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__()
+        for name in "abcd":
+            self.add_module(name, ScaledByCalls())
+
+
+@pytest.mark.parametrize("kind", ["1F1B", "ZBVZeroBubble"])
+def test_what_is_recomputed_begins_with_its_buffers_as_they_were(kind: str) -> None:
+    """It counted further, and its gradients were those of another function, without a word."""
+    case = Case("scaled by calls", _FourScaledByCalls)
+    _assert_compiled_equals_eager(case, kind, SPLIT.get(kind, range(4)), recompute=tuple("abc"))
+
+
 class _Scaled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:

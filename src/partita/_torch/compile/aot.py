@@ -276,12 +276,14 @@ def _take_gradients_as_they_lie() -> None:
 
 def _partition(joint: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
     """Torch's partition of a joint graph. Where regions are recomputed, what draws random numbers or has
-    another effect runs once: a second draw would have to be seeded like the first.
+    another effect runs once: a second draw would have to be seeded like the first. What the forward graph
+    writes to is recomputed from as it was before: torch would save the input, which is written by then.
     """
     from torch._functorch.partitioners import default_partition
 
     nodes = [node for node in joint.graph.nodes if node.op == "call_function"]
     if any("recompute" in node.meta for node in nodes):
+        _save_before_written(joint)
         for node in nodes:
             draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
             if draws or node.is_impure(impure_random=False):
@@ -289,6 +291,27 @@ def _partition(joint: GraphModule, inputs: Sequence[Any], **options: Any) -> Any
                 for one in (node, *parts):
                     one.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     return default_partition(joint, inputs, **options)
+
+
+def _save_before_written(joint: GraphModule) -> None:
+    """Let all that is computed from an input to which a joint graph writes at its end (a buffer) be computed
+    from a copy, in place; the copy is what is saved.
+    """
+    inputs = joint.graph.find_nodes(op="placeholder")
+    for write in joint.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        written = write.args[0]
+        if written not in inputs or len(written.users) == 1:
+            continue
+        with joint.graph.inserting_after(inputs[-1]):
+            before = joint.graph.call_function(torch.ops.aten.clone.default, (written,))
+        before.meta = {
+            **written.meta,
+            "partitioner_tag": "is_forward",
+            "recompute": CheckpointPolicy.MUST_SAVE,
+        }
+        written.replace_all_uses_with(
+            before, lambda user, write=write, before=before: user not in (write, before)
+        )
 
 
 def reported_strides() -> list[Any] | None:
