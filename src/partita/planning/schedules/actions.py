@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from partita.errors import ScheduleError
 
-__all__ = ["PASS_KINDS", "Action", "ActionKind", "overlap"]
+__all__ = ["PASS_KINDS", "PASS_NUMBERS", "Action", "ActionKind", "overlap"]
 
 
 class ActionKind(StrEnum):
@@ -55,6 +55,8 @@ class ActionKind(StrEnum):
 
 PASS_KINDS = (ActionKind.F, ActionKind.I, ActionKind.W, ActionKind.B)
 """The passes, by the numbers that a search counts them by."""
+PASS_NUMBERS = {kind: number for number, kind in enumerate(PASS_KINDS)}
+"""These numbers."""
 _COMPUTE = frozenset(PASS_KINDS)
 _SENDS = frozenset({ActionKind.SEND_F, ActionKind.SEND_B})
 _RECEIVES = frozenset({ActionKind.RECV_F, ActionKind.RECV_B})

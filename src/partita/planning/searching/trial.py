@@ -19,7 +19,6 @@ from partita.planning.hardware.cluster import Cluster
 from partita.planning.schedules.schedule import Schedule
 from partita.planning.searching.layouts import Layout
 from partita.planning.searching.orders.clock import (
-    Pass,
     Rows,
     Timing,
     make_schedule,
@@ -30,6 +29,7 @@ from partita.planning.searching.orders.clock import (
 from partita.planning.searching.orders.row_memory import State, peak_of, row_states
 from partita.planning.simulating.gradient_sums import gradient_sums
 from partita.planning.simulating.memory import peak_bytes
+from partita.planning.simulating.messages import messages_beside
 
 __all__ = ["Case", "Trial"]
 
@@ -88,7 +88,7 @@ class Case:
         self.recompute = recompute
         self._stages: dict[tuple[int, int, Regions, SharedOnRank], StageCost] = {}
         self._options: dict[tuple[int, int], list[Regions]] = {}
-        self._states: dict[int, tuple[Sequence[Pass], list[State]]] = {}
+        self._states: dict[tuple[object, ...], tuple[Rows, list[list[State]]]] = {}
         self._schedules: dict[tuple[object, ...], tuple[Rows, Schedule]] = {}
         self._limits = [cluster.memory(rank) for rank in range(cluster.ranks)]
         self._sends_tied = any(tied.gradient_bytes for tied in costs.tied)
@@ -198,21 +198,27 @@ class Case:
         """For each rank, by how many bytes it exceeds its memory."""
         if not self.is_limited:
             return [0.0] * len(rows)
-        if not self._sends_tied and not self._knows(rows):
+        if not self._sends_tied and not self._has_messages:
             return overflow(problem, rows)
         peaks = zip(self._limits, self.peaks(layout, cuts, regions, rows), strict=False)
         return [-inf if limit is None else peak - limit for limit, peak in peaks]
 
-    def _knows(self, rows: Rows) -> bool:
-        return all(id(row) in self._states for row in rows)
+    @property
+    def _has_messages(self) -> bool:
+        """Whether stages have what depends on the order of passes, which a `Problem` does not know."""
+        return self.costs.entry_bytes is not None
 
-    def _states_of(self, row: Sequence[Pass]) -> list[State]:
-        """`row_states`, remembered for rows that are tried with other costs again."""
-        if id(row) not in self._states:
+    def _states_of(self, layout: Layout, rows: Rows, stages: Sequence[StageCost]) -> list[list[State]]:
+        """`row_states` of each row, remembered for rows that are tried with other costs again."""
+        returning = frozenset(stage for stage, cost in enumerate(stages) if cost.returned_gradient_bytes)
+        key = (layout.stage_ranks, returning, *map(id, rows))
+        if key not in self._states:
             if len(self._states) >= _ROWS_KEPT:
                 self._states.clear()
-            self._states[id(row)] = row, row_states(row)
-        return self._states[id(row)][1]
+            placed = [[(kind, stage, it % self.microbatches) for kind, stage, it in row] for row in rows]
+            beside = messages_beside(placed, layout.stage_ranks, returning)
+            self._states[key] = list(rows), list(map(row_states, rows, beside))
+        return self._states[key][1]
 
     def _schedule_of(self, layout: Layout, rows: Rows) -> Schedule:
         """`make_schedule`, remembered for rows that are tried with other costs again."""
@@ -240,8 +246,9 @@ class Case:
         """
         chosen, shared = list(regions), self.shared(layout, cuts)
         peaks = self.peaks(layout, cuts, regions, rows) if self._sends_tied and tightly else ()
+        of_rows = self._states_of(layout, rows, self.stages(layout, cuts, regions))
         for rank in (rank for rank, excess in enumerate(over) if excess > 0):
-            limit, states = self.cluster.memory(rank), self._states_of(rows[rank])
+            limit, states = self.cluster.memory(rank), of_rows[rank]
             if limit is None:
                 continue
             own = [stage for stage, at in enumerate(layout.stage_ranks) if at == rank]
@@ -305,11 +312,9 @@ class Case:
             return peak_bytes(self._schedule_of(layout, rows), sending)
         for stage, rank in enumerate(layout.stage_ranks):
             costs[rank][stage] = of_stages[stage]
-        with_messages = any(
-            it.arriving_bytes or it.arriving_gradient_bytes or it.handed_gradients for it in of_stages
-        )
-        if with_messages or self._knows(rows):  # else what depends on the order is not known to a problem
-            return tuple(peak_of(self._states_of(row), own) for row, own in zip(rows, costs, strict=True))
+        if self._has_messages:
+            states = self._states_of(layout, rows, of_stages)
+            return tuple(peak_of(of_row, own) for of_row, own in zip(states, costs, strict=True))
         always = (sum(cost.static_bytes for cost in own.values()) for own in costs)
         most = most_held(self.problem(layout, cuts, regions), rows)
         return tuple(int(one + other) for one, other in zip(always, most, strict=True))

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from partita.planning.costs.stage_cost import StageCost
-from partita.planning.schedules.actions import PASS_KINDS, Action, ActionKind
+from partita.planning.schedules.actions import PASS_KINDS, PASS_NUMBERS, Action, ActionKind
 from partita.planning.schedules.schedule import Schedule
-from partita.planning.simulating.messages import beside_passes
+from partita.planning.simulating.messages import messages_beside
 from partita.planning.simulating.span import Span
 from partita.planning.simulating.tied_on_their_way import tied_beside_passes, untied_gradients
 
@@ -85,17 +85,16 @@ def _messages(
     trains = any(part.kind in _BACKWARD for _, part in passes)
     tied = tied_beside_passes(rows, costs, stage_ranks) if waits and trains else None
     arrive, returned = untied_gradients(costs, stage_ranks)
+    returning = {stage for stage, cost in enumerate(costs) if cost.returned_gradient_bytes}
+    placed = [[(PASS_NUMBERS[it.kind], it.stage, it.microbatch or 0) for it in row] for row in rows]
+    beside = messages_beside(placed, stage_ranks, returning)
+    values = [cost.arriving_bytes for cost in costs]
     sizes = [0] * len(passes)
-    for rank, (numbers, parts) in enumerate(zip(of_rank.values(), rows, strict=True)):
-        beside = beside_passes(
-            [
-                arrive[part.stage] if part.kind in _BACKWARD else costs[part.stage].arriving(part.kind)
-                for part in parts
-            ],
-            [returned[part.stage] if part.kind in _BACKWARD else 0 for part in parts],
-        )
-        for place, (number, size) in enumerate(zip(numbers, beside, strict=True)):
-            sizes[number] = size + (0 if tied is None else tied[rank][place])
+    for rank, numbers in enumerate(of_rank.values()):
+        for place, (number, messages) in enumerate(zip(numbers, beside[rank], strict=True)):
+            coming = sum((arrive if back else values)[stage] for back, stage in messages.coming)
+            sizes[number] = coming + sum(returned[stage] for stage in messages.sent)
+            sizes[number] += 0 if tied is None else tied[rank][place]
     return sizes
 
 

@@ -4,16 +4,24 @@ from random import Random
 
 import pytest
 
-from partita.planning import StageCost, get_schedule, simulate
+from partita.planning import Schedule, StageCost, get_schedule, simulate
 from partita.planning.searching.orders.clock import rows_of
-from partita.planning.searching.orders.row_memory import peak_of, row_states
+from partita.planning.searching.orders.row_memory import State, peak_of, row_states
+from partita.planning.simulating.messages import messages_beside
+
+
+def _states(schedule: Schedule) -> list[list[State]]:
+    rows, microbatches = rows_of(schedule), schedule.microbatches
+    placed = [[(kind, stage, number % microbatches) for kind, stage, number in row] for row in rows]
+    beside = messages_beside(placed, schedule.stage_ranks, range(1, schedule.stages))
+    return list(map(row_states, rows, beside))
 
 
 @pytest.mark.parametrize("name", ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble", "VMin", "ForwardOnly"])
 def test_the_peak_of_a_row_is_what_the_simulator_says(name: str) -> None:
     random = Random(3)
     schedule = get_schedule(name)(6 if name != "ForwardOnly" else 3, 5, 3)
-    rows = rows_of(schedule)
+    states = _states(schedule)
     for _ in range(20):
         costs = [
             StageCost(
@@ -27,7 +35,7 @@ def test_the_peak_of_a_row_is_what_the_simulator_says(name: str) -> None:
                 recompute_bytes=random.randint(0, 7),
                 arriving_bytes=random.randint(0, 7),
                 arriving_gradient_bytes=random.randint(0, 7),
-                returned_gradient_bytes=random.randint(0, 7),
+                returned_gradient_bytes=random.randint(1, 7),
                 handed_gradients=tuple(
                     (to, random.randint(0, 9)) for to in range(stage) if schedule.stage_ranks[to] == rank
                 ),
@@ -35,12 +43,11 @@ def test_the_peak_of_a_row_is_what_the_simulator_says(name: str) -> None:
             for stage, rank in enumerate(schedule.stage_ranks)
         ]
         peaks = []
-        for rank, row in enumerate(rows):
+        for rank, of_row in enumerate(states):
             own = {stage: costs[stage] for stage, at in enumerate(schedule.stage_ranks) if at == rank}
-            peaks.append(peak_of(row_states(row), own))
+            peaks.append(peak_of(of_row, own))
         assert tuple(peaks) == simulate(schedule, costs).peak_bytes
 
 
 def test_a_row_has_few_states_that_count() -> None:
-    rows = rows_of(get_schedule("1F1B")(4, 64))
-    assert max(len(row_states(row)) for row in rows) <= 12
+    assert max(map(len, _states(get_schedule("1F1B")(4, 64)))) <= 12

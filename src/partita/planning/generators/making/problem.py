@@ -227,7 +227,9 @@ def scheduling_problem(
 
 
 def _most_messages(costs: Sequence[StageCost], stage_ranks: Sequence[int]) -> list[int]:
-    """For each stage, what lies on its rank for messages at most, whatever the order of the passes."""
+    """For each stage, about what lies on its rank for messages: two that come, two gradients that were sent.
+    How many there are depends on the order of all passes (`messages_beside`).
+    """
     most = [0] * (max(stage_ranks) + 1)
     for rank in range(len(most)):
         own = [cost for cost, at in zip(costs, stage_ranks, strict=True) if at == rank]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from partita.planning.generators.making.problem import Problem
-from partita.planning.schedules.actions import PASS_KINDS, Action
+from partita.planning.schedules.actions import PASS_KINDS, PASS_NUMBERS, Action
 from partita.planning.schedules.schedule import Schedule
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
 Pass = tuple[int, int, int]
 Rows = list[list[Pass]]
 
-_NUMBER = {kind: number for number, kind in enumerate(PASS_KINDS)}
 _NEVER = -1.0
 
 
@@ -202,7 +201,7 @@ def rows_of(schedule: Schedule) -> Rows:
     rows: Rows = [[] for _ in range(schedule.ranks)]
     for rank, part in schedule.passes():
         number = part.stage * microbatches + (part.microbatch or 0)
-        rows[rank].append((_NUMBER[part.kind], part.stage, number))
+        rows[rank].append((PASS_NUMBERS[part.kind], part.stage, number))
     return rows
 
 

@@ -1,6 +1,7 @@
 """What a row of passes holds at each pass, apart from what a stage costs.
 
-A row has few states that differ, so its peak for other costs is known without going through it again.
+What lies there for messages depends on the other rows too, and is given. A row has few states that differ, so
+its peak for other costs is known without going through it again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 from partita.planning.costs.stage_cost import StageCost
 from partita.planning.searching.orders.clock import Pass, has_backward
-from partita.planning.simulating.messages import RECEIVED_AHEAD
+from partita.planning.simulating.messages import Beside
 
 __all__ = ["State", "peak_of", "row_states"]
 
@@ -23,10 +24,8 @@ class State(NamedTuple):
     Attributes:
         kind: of the pass, F 0, I 1, W 2, B 3.
         stage: of the pass.
-        ahead: whether they go back, and their stage, of the passes behind it whose messages are being
-            received, in no order; W is sent none.
-        sent: the stages of the I and B before it, the last first, each twice at most; two that sent gradients
-            back hold them.
+        ahead: the messages that are being received (`Beside.coming`).
+        sent: the stages whose gradients, sent back, are held (`Beside.sent`).
         counts: (stage, microbatches between F and I or B, microbatches between I and W) of each stage.
         waiting: of each stage but the first, how many I or B it is ahead of the stage in front of it.
     """
@@ -39,25 +38,22 @@ class State(NamedTuple):
     waiting: tuple[int, ...]
 
 
-def row_states(row: Sequence[Pass]) -> list[State]:
-    """The states of the row in which it may hold most."""
+def row_states(row: Sequence[Pass], messages: Sequence[Beside]) -> list[State]:
+    """The states of the row in which it may hold most.
+
+    Args:
+        messages: beside each pass, from `messages_beside`.
+    """
     trains = has_backward(row)
     forward, backward, done = dict[int, int](), dict[int, int](), dict[int, int]()
     for _, stage, _ in row:
         forward[stage] = backward[stage] = done[stage] = 0
     stages = sorted(forward)
-    sent: tuple[int, ...] = ()
-    places = [(kind, stage) for kind, stage, _ in row]
     seen: dict[tuple[int, int, tuple[tuple[bool, int], ...], tuple[int, ...]], set[tuple[int, ...]]] = {}
-    for position, (kind, stage) in enumerate(places, start=1):
+    for (kind, stage, _), (ahead, sent) in zip(row, messages, strict=True):
         counts = tuple(count for one in stages for count in (forward[one], backward[one]))
         counts += tuple(done[one] - done[front] for front, one in pairwise(stages))
-        behind = places[position : position + RECEIVED_AHEAD]
-        ahead = tuple(sorted((later != 0, its_stage) for later, its_stage in behind if later != 2))
         seen.setdefault((kind, stage, ahead, sent), set()).add(counts)
-        if kind in (1, 3):
-            again = [place for place, one in enumerate(sent) if one == stage][1:]
-            sent = (stage, *(one for place, one in enumerate(sent) if place not in again))
         if not trains:
             continue
         if kind == 0:
@@ -112,7 +108,7 @@ def peak_of(states: Sequence[State], costs: Mapping[int, StageCost]) -> int:
         if ahead not in received:
             received[ahead] = sum(arriving[stage][goes_back] for goes_back, stage in ahead)
         if sent not in holding:
-            holding[sent] = sum([returned[stage] for stage in sent if returned[stage]][:2])
+            holding[sent] = sum(returned[stage] for stage in sent)
         size = during[own][kind] + received[ahead] + holding[sent]
         for stage, forward, backward in counts:
             activations, left = kept[stage]
