@@ -6,7 +6,12 @@ import torch
 from torch import nn
 
 from partita.pipelining import SplitPoint, pipeline
-from partita.pipelining.stages.optimizer_steps import before_optimizers_step, stepped_by, steps_any_of
+from partita.pipelining.stages.optimizer_steps import (
+    before_optimizers_step,
+    optimizers_calling,
+    stepped_by,
+    steps_any_of,
+)
 
 
 def test_an_optimizer_steps_a_stage_where_any_of_its_groups_has_a_weight_of_it() -> None:
@@ -35,3 +40,20 @@ def test_who_watches_a_compiled_step_is_not_compiled_with_it() -> None:
     torch.compile(torch.optim.SGD([weight], lr=0.5).step, backend="eager")()
     assert watcher.compiled is False
     assert weight.tolist() == [0.5, 0.5]
+
+
+def test_an_optimizer_that_steps_another_in_a_method_of_its_own_is_seen() -> None:
+    class Wraps(torch.optim.SGD):
+        def second(self) -> None:
+            self.base.step()
+
+    seen = []
+    watcher, weight = nn.Identity(), nn.Parameter(torch.ones(2))
+    before_optimizers_step(watcher, lambda _, stepped: seen.extend([stepped, *optimizers_calling()]))
+    wraps = Wraps([weight], lr=0.5)
+    wraps.base = torch.optim.SGD([weight], lr=0.5)
+    wraps.base.step()
+    assert seen[0] is wraps.base
+    assert wraps not in seen
+    wraps.second()
+    assert wraps in seen

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from partita.pipelining.stages.stage import Stage
 
-__all__ = ["before_optimizers_step", "stepped_by", "steps_any_of"]
+__all__ = ["before_optimizers_step", "optimizers_calling", "stepped_by", "steps_any_of"]
 
 _Watcher = TypeVar("_Watcher")
 
@@ -31,6 +33,21 @@ def before_optimizers_step(watcher: _Watcher, call: Callable[[_Watcher, Optimize
             call(alive, optimizer)
 
     weakref.finalize(watcher, register_optimizer_step_pre_hook(hook).remove)
+
+
+def optimizers_calling() -> list[Optimizer]:
+    """The optimizers whose methods are under way, innermost first: where one steps another in a method of any
+    name (``SAM.second_step``), torch tells of that other alone.
+    """
+    calling: dict[int, Optimizer] = {}
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        code = frame.f_code
+        owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        if isinstance(owner, Optimizer) and hasattr(type(owner), code.co_name):
+            calling.setdefault(id(owner), owner)
+        frame = frame.f_back
+    return list(calling.values())
 
 
 def stepped_by(optimizer: Optimizer) -> list[nn.Parameter]:

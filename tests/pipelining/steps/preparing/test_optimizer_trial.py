@@ -102,6 +102,31 @@ class NeedsClosure(Clips):
         return super().step()
 
 
+class Ascends(SGD):
+    """Computes gradients a second time, where they rise by a step of one length for all parameters (SAM)."""
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        self.ascent = [(p, p.grad.clone()) for group in self.param_groups for p in group["params"]]
+        norm = torch.stack([gradient.norm() for _, gradient in self.ascent]).norm()
+        self.ascent = [(p, gradient.mul_(0.5 / norm)) for p, gradient in self.ascent]
+        for parameter, rise in self.ascent:
+            parameter += rise
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        for parameter, rise in self.ascent:
+            parameter -= rise
+        SGD.step(self)
+
+
+class AscendsByItself(SGD):
+    def step(self, closure: Any = None) -> Any:
+        Ascends.first_step(self)  # type: ignore[arg-type]
+        closure()
+        Ascends.second_step(self)  # type: ignore[arg-type]
+
+
 class OverRanks(Clips):
     def step(self, closure: Any = None) -> Any:
         dist.all_reduce(torch.zeros(1))  # there is no process group: it would be an error
@@ -140,7 +165,7 @@ def _not_to_be_called(*_: object) -> None:
     raise AssertionError
 
 
-@pytest.mark.parametrize("kind", [Clips, ByGroup, Mean, StableDecay])
+@pytest.mark.parametrize("kind", [Clips, ByGroup, Mean, StableDecay, NeedsClosure, Ascends, AscendsByItself])
 def test_a_number_of_all_parameters_shows(kind: Any) -> None:
     """Their steps on the ranks of a pipeline were others than the uncut model's, without a word."""
     assert _looks(kind)
@@ -168,7 +193,7 @@ def test_none_shows_where_each_parameter_is_looked_at_alone(
     assert not _looks(new_optimizer)
 
 
-@pytest.mark.parametrize("kind", [Noise, NeedsClosure, OverRanks])
+@pytest.mark.parametrize("kind", [Noise, OverRanks])
 def test_what_can_not_be_tried_is_not_refused(kind: Any) -> None:
     assert not _looks(kind)
 

@@ -44,6 +44,28 @@ class Clips(SGD):
         return super().step(closure)
 
 
+class Sam(Optimizer):
+    """A step in two methods, of which the second steps another optimizer: torch tells of no step of this."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        self.base = SGD(self.param_groups, 0.1)
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        own = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.stack([p.grad.norm() for p in own]).norm()
+        for parameter in own:
+            self.state[parameter]["before"] = parameter.clone()
+            parameter += parameter.grad / norm
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        for parameter, state in self.state.items():
+            parameter.copy_(state["before"])
+        self.base.step()
+
+
 def _train(new_optimizer: Callable[[Any], Optimizer], placement: tuple[int, ...]) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     x = torch.randn(4, 4)
@@ -56,7 +78,11 @@ def _train(new_optimizer: Callable[[Any], Optimizer], placement: tuple[int, ...]
         schedule.step(x, target=x)
         before = [value.detach().clone() for stage in stages for value in stage.module.parameters()]
         try:
-            optimizer.step(_loss)
+            if isinstance(optimizer, Sam):
+                optimizer.first_step()
+                optimizer.second_step()
+            else:
+                optimizer.step(_loss)
         except ExecutionError:
             after = [value for stage in stages for value in stage.module.parameters()]
             assert all(map(torch.equal, before, after))
@@ -77,8 +103,9 @@ def _loss() -> Tensor:
         (lambda own: Prodigy(own, fsdp_in_use=False), "Prodigy estimates its learning rate from all"),
         (Prodigy, "Prodigy estimates its learning rate from all"),
         (Clips, r"Clips steps a parameter by what other parameters .* are.*has those of stages \[\d\] of 2"),
+        (Sam, r"Sam steps a parameter by what other parameters .* are.*has those of stages \[\d\] of 2"),
     ],
-    ids=["LBFGS", "Lamb", "Prodigy", "Prodigy of pytorch_optimizer", "Clips"],
+    ids=["LBFGS", "Lamb", "Prodigy", "Prodigy of pytorch_optimizer", "Clips", "Sam"],
 )
 def test_an_optimizer_that_needs_all_parameters_is_refused_before_it_steps(
     new_optimizer: Callable[[Any], Optimizer], message: str

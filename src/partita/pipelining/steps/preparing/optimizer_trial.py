@@ -9,6 +9,10 @@ values and gradients in every second of these::
 None is left out, as optimizers have lists beside that of the parameters (``param_names``).
 
 The sizes of gradients change from step to step by powers of ten, so that a norm of all of them shows.
+
+Beside ``step`` each other method that is a part of one is tried by itself (``first_step`` of SAM, which moves
+weights to where the next gradients are computed). A step that wants a closure gets one, which computes
+gradients.
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -39,13 +44,17 @@ _LEAST_DECAY = 0.5
 _LARGEST_DIMENSION = 4
 
 
+_Way = Callable[[Any, Callable[[], Any]], object]
+"""Calls an optimizer, with a closure that computes the gradients anew."""
+
+
 class _CannotTell(Exception):
     """The optimizer draws random numbers, or calls other ranks."""
 
 
 def looks_at_others(optimizer: Optimizer) -> bool:
     """Whether the optimizer's step of a parameter depends on which other parameters it has. False, too, where
-    that can't be tried: it needs a closure, draws from torch, calls other ranks, or can't be copied.
+    that can't be tried: it draws from torch, calls other ranks, or can't be copied.
 
     The optimizer, its parameters and the random generators stay as they are.
     """
@@ -55,15 +64,36 @@ def looks_at_others(optimizer: Optimizer) -> bool:
     try:
         for parameter in parameters:  # a step that reaches for them by another way finds nothing to do
             parameter.grad = None
-        start, ends = _trial(optimizer)
-        set_generators(generators)
-        _, others_ends = _trial(optimizer, others=1)
-    except Exception:  # whatever somebody's optimizer raises on tensors that it was not made for
-        return False
+        alone, with_closure, *parts = [_looks(optimizer, way) for way in _ways(type(optimizer))]
+        return any([with_closure if alone is None else alone, *parts])
     finally:
         set_generators(generators)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
+
+
+def _ways(kind: type[Optimizer]) -> Iterator[_Way]:
+    """``step()``, ``step(closure)``, and each public method that is named like a part of a step."""
+    yield lambda trial, _: kind.step(trial)
+    yield lambda trial, closure: kind.step(trial, closure)
+    for name in sorted(set(dir(kind)) - set(dir(Optimizer))):
+        if name.endswith("_step") and not name.startswith("_"):
+            yield _part(name)
+
+
+def _part(name: str) -> _Way:
+    return lambda trial, _: getattr(trial, name)()
+
+
+def _looks(optimizer: Optimizer, way: _Way) -> bool | None:
+    """Whether this way of calling the optimizer does; None where it can't be tried."""
+    generators = generator_states()
+    try:
+        start, ends = _trial(optimizer, way)
+        set_generators(generators)
+        _, others_ends = _trial(optimizer, way, others=1)
+    except Exception:  # whatever somebody's optimizer raises on tensors that it was not made for
+        return None
     return any(map(_differ, start[::2], ends[::2], others_ends[::2]))
 
 
@@ -73,7 +103,7 @@ def _differ(start: Tensor, here: Tensor, there: Tensor) -> bool:
     return bool((here - there).abs().max() > roundings)
 
 
-def _trial(optimizer: Optimizer, *, others: int = 0) -> tuple[list[Tensor], list[Tensor]]:
+def _trial(optimizer: Optimizer, way: _Way, *, others: int = 0) -> tuple[list[Tensor], list[Tensor]]:
     """The values of a copy's parameters, before its steps and after them.
 
     Args:
@@ -92,18 +122,29 @@ def _trial(optimizer: Optimizer, *, others: int = 0) -> tuple[list[Tensor], list
     for seed, parameter in zip(seeds, chosen, strict=True):
         parameter.data.copy_(_numbers(parameter, seed))
     start = [parameter.detach().clone() for parameter in chosen]
+
     for step in range(_STEPS):
+        gradients = []
         for number, (seed, parameter) in enumerate(zip(seeds, chosen, strict=True)):
             size = 10.0 ** ((number + step + number % 2 * others) % _STEPS - 2)
-            parameter.grad = _numbers(parameter, (1 + step) * len(chosen) + seed) * size
+            gradients.append(_numbers(parameter, (1 + step) * len(chosen) + seed) * size)
+        compute = partial(_set_gradients, chosen, gradients)
+        compute()
         with (
             warnings.catch_warnings(action="ignore"),
             nothing_compiled(),
             before_draws(_refuse),
             before_collectives(_refuse),
         ):
-            type(trial).step(trial)
+            way(trial, compute)
     return start, [parameter.detach().clone() for parameter in chosen]
+
+
+def _set_gradients(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> Tensor:
+    """Gradients that follow from the values of the parameters, each from its own. Returns a loss."""
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient * (1 + parameter.detach())
+    return torch.zeros(())
 
 
 def _copy(optimizer: Optimizer) -> Optimizer:

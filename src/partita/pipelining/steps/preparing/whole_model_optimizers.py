@@ -12,7 +12,11 @@ import torch
 from torch.optim import LBFGS, Optimizer
 
 from partita.errors import ExecutionError
-from partita.pipelining.stages.optimizer_steps import before_optimizers_step, steps_any_of
+from partita.pipelining.stages.optimizer_steps import (
+    before_optimizers_step,
+    optimizers_calling,
+    steps_any_of,
+)
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.preparing.optimizer_trial import looks_at_others
 from partita.runtime import Comm
@@ -45,22 +49,27 @@ def refuse_whole_model_optimizers(
     """
     tried = WeakSet[Optimizer]()
 
-    def before_step(_: object, optimizer: Optimizer) -> None:
+    def before_step(_: object, stepped: Optimizer) -> None:
+        for optimizer in dict.fromkeys((stepped, *optimizers_calling())):
+            if reason := reason_against(optimizer):
+                raise ExecutionError(
+                    f"{type(optimizer).__name__} {reason[0]}, and this rank has those of stages "
+                    f"{list(stages)} of {count} alone, so its steps would be others than the uncut model's: "
+                    f"{reason[1]}"
+                )
+
+    def reason_against(optimizer: Optimizer) -> tuple[str, str] | None:
         reason = _number_of_all(optimizer)
         if reason is None and (optimizer in tried or _is_torchs(optimizer) or torch.compiler.is_compiling()):
-            return
+            return None
         if not steps_any_of(optimizer, stages.values()):
-            return
+            return None
         if reason is None:
             with without_other_ranks(comm, "trial of an optimizer") as free:
                 if free:
                     tried.add(optimizer)
                     reason = _OTHERS if looks_at_others(optimizer) else None
-        if reason is not None:
-            raise ExecutionError(
-                f"{type(optimizer).__name__} {reason[0]}, and this rank has those of stages {list(stages)} "
-                f"of {count} alone, so its steps would be others than the uncut model's: {reason[1]}"
-            )
+        return reason
 
     if len(stages) < count:
         before_optimizers_step(watcher, before_step)
