@@ -48,3 +48,27 @@ def test_what_the_functions_of_torch_cond_draw_is_told_too() -> None:
     assert "aten::bernoulli_.float" in names
     assert layer.weight.grad is not None
     call().backward()  # and goes on without
+
+
+@pytest.mark.parametrize("call", [torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__])
+def test_matrix_products_are_those_outside(call: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Where a mode is active torch takes another kernel for many matrices by one: `verify_step` refused steps
+    of a model with such a product, since the uncut model's last bits were others.
+    """
+    many, one, names = torch.randn(64, 3, 3), torch.randn(1, 3, 3), list[str]()
+    expected = call(many, one)
+    with before_draws(names.append):
+        assert torch.equal(call(many, one), expected)
+        torch.rand(1)
+    assert names == ["aten::rand"]
+
+
+def test_compiled_functions_are_still_whole() -> None:
+    many, one, names = torch.randn(64, 3, 3), torch.randn(1, 3, 3), list[str]()
+
+    def call() -> Tensor:
+        return functional.dropout(many @ one, 0.5)
+
+    with before_draws(names.append):
+        torch.compile(call, backend="eager", fullgraph=True)()
+    assert names == ["aten::bernoulli_.float"]

@@ -7,7 +7,12 @@ from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+    _pop_mode_temporarily,
+)
 from torch.utils._pytree import tree_map
 
 from partita._torch.operators.schemas import operator_facts
@@ -32,6 +37,16 @@ class before_draws(TorchDispatchMode):  # noqa: N801 - a context manager that re
     def __init__(self, tell: Callable[[str], object]) -> None:
         super().__init__()
         self._tell = tell
+        self._aside = _MatmulAsEver(self)
+
+    def __enter__(self) -> Any:
+        entered = super().__enter__()
+        self._aside.__enter__()
+        return entered
+
+    def __exit__(self, *error: Any) -> None:
+        self._aside.__exit__(*error)
+        super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, HigherOrderOperator):
@@ -55,6 +70,34 @@ class before_draws(TorchDispatchMode):  # noqa: N801 - a context manager that re
                 return value(*args, **kwargs)
 
         return call
+
+
+class _MatmulAsEver(TorchFunctionMode):
+    """Runs matrix products outside of a dispatch mode. They draw nothing, and where one is active, torch
+    multiplies many matrices by a single one (``[2, 3, 3] @ [1, 3, 3]``) by another kernel, to other last
+    bits.
+    """
+
+    def __init__(self, mode: TorchDispatchMode) -> None:
+        super().__init__()
+        self._mode = mode
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.compiler.is_compiling():  # what Dynamo makes of this call comes by here when it runs
+            return func(*args, **(kwargs or {}))
+        if func in _MATMULS and _get_current_dispatch_mode() is self._mode:
+            with _pop_mode_temporarily():
+                return func(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+_MATMULS = {
+    torch.matmul,
+    torch.linalg.matmul,
+    torch.Tensor.matmul,
+    torch.Tensor.__matmul__,
+    torch.Tensor.__rmatmul__,
+}
 
 
 def _told_not_to(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
