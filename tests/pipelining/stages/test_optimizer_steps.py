@@ -42,6 +42,25 @@ def test_who_watches_a_compiled_step_is_not_compiled_with_it() -> None:
     assert weight.tolist() == [0.5, 0.5]
 
 
+def test_a_watcher_that_goes_while_others_are_told() -> None:
+    """The user's step ended in "OrderedDict mutated during iteration"."""
+    watchers, told_of = [nn.Identity() for _ in range(3)], []
+
+    def lets_the_others_go(watcher: nn.Module, _: torch.optim.Optimizer) -> None:
+        del watchers[1:]
+        told_of.append(watcher)
+
+    for watcher in watchers:
+        before_optimizers_step(watcher, lets_the_others_go)
+    del watcher
+    weight = nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    torch.optim.SGD([weight], lr=0.5).step()
+    torch.optim.SGD([weight], lr=0.5).step()
+    assert told_of.count(watchers[0]) == 2
+    assert weight.tolist() == [0.0, 0.0]
+
+
 def test_an_optimizer_that_steps_another_in_a_method_of_its_own_is_seen() -> None:
     class Wraps(torch.optim.SGD):
         def second(self) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import weakref
 from collections.abc import Callable, Iterable
+from functools import cache
 from types import FrameType
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -18,21 +19,30 @@ from partita.pipelining.stages.stage import Stage
 __all__ = ["before_optimizers_step", "optimizers_calling", "stepped_by", "steps_any_of"]
 
 _Watcher = TypeVar("_Watcher")
+_watchers: WeakKeyDictionary[Any, list[Callable[[Any, Optimizer], None]]] = WeakKeyDictionary()
 
 
 def before_optimizers_step(watcher: _Watcher, call: Callable[[_Watcher, Optimizer], None]) -> None:
     """Before each step of any optimizer of the process call ``call(watcher, optimizer)``, as long as the
     watcher lives, which this does not keep alive.
     """
-    reference = weakref.ref(watcher)
+    _listen()
+    _watchers.setdefault(watcher, []).append(call)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def hook(optimizer: Optimizer, *_: Any) -> None:
-        alive = reference()
-        if alive is not None:
-            call(alive, optimizer)
 
-    weakref.finalize(watcher, register_optimizer_step_pre_hook(hook).remove)
+@cache
+def _listen() -> None:
+    """Hook into torch, once and for good: it looks through its hooks while they run, and any of them may let
+    Python look for garbage, so that a hook which went with its watcher would end the user's step.
+    """
+    register_optimizer_step_pre_hook(_tell_watchers)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _tell_watchers(optimizer: Optimizer, *_: Any) -> None:
+    for watcher, calls in list(_watchers.items()):
+        for call in calls:
+            call(watcher, optimizer)
 
 
 def optimizers_calling() -> list[Optimizer]:
