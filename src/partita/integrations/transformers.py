@@ -52,9 +52,10 @@ class PipelineTrainer(Trainer):
     (seed, step, microbatch, call site), so that it does not depend on the number of stages, and the Trainer
     draws from one generator. Evaluation runs each batch as one microbatch, so its losses are the same too.
 
-    ``trainer.model`` stays whole. It has the trained parameters after ``train()`` and ``save_model()``; in
-    between, each process trains its own stage. Checkpoints have the files that ``from_pretrained`` reads, and
-    a folder ``pipeline`` with the stages and optimizers, from which any number of stages continues.
+    ``trainer.model`` stays whole, and on the device that it was on: only stages go to others. It has the
+    trained parameters after ``train()`` and ``save_model()``; in between, each process trains its own stage.
+    Checkpoints have the files that ``from_pretrained`` reads, and a folder ``pipeline`` with the stages and
+    optimizers, from which any number of stages continues.
 
     Args:
         model: the model; the same on every process.
