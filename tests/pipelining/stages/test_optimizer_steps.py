@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from torch import nn
 
@@ -76,3 +78,16 @@ def test_an_optimizer_that_steps_another_in_a_method_of_its_own_is_seen() -> Non
     assert wraps not in seen
     wraps.second()
     assert wraps in seen
+
+
+def test_what_a_caller_deletes_after_it_asked_is_let_go_of() -> None:
+    """Before Python 3.13 a copy of a training loop's variables stayed in its frame: its last outputs too."""
+
+    def loop(optimizer: torch.optim.Optimizer) -> bool:
+        outputs = torch.ones(2)
+        reference = weakref.ref(outputs)
+        optimizers_calling()
+        del outputs
+        return reference() is None
+
+    assert loop(torch.optim.SGD([nn.Parameter(torch.ones(2))]))

@@ -48,16 +48,31 @@ def _tell_watchers(optimizer: Optimizer, *_: Any) -> None:
 def optimizers_calling() -> list[Optimizer]:
     """The optimizers whose methods are under way, innermost first: where one steps another in a method of any
     name (``SAM.second_step``), torch tells of that other alone.
+
+    Only frames of optimizers' methods are asked for their variables: before Python 3.13 whoever asks leaves a
+    copy of them in the frame, and what a training loop then deletes stays in memory.
     """
+    classes = _names_of_optimizers()
     calling: dict[int, Optimizer] = {}
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         code = frame.f_code
-        owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        if isinstance(owner, Optimizer) and hasattr(type(owner), code.co_name):
-            calling.setdefault(id(owner), owner)
+        if code.co_argcount and code.co_qualname.rpartition(".")[0] in classes:
+            owner = frame.f_locals.get(code.co_varnames[0])
+            if isinstance(owner, Optimizer):
+                calling.setdefault(id(owner), owner)
         frame = frame.f_back
     return list(calling.values())
+
+
+def _names_of_optimizers() -> set[str]:
+    """Those of all classes that an optimizer's method may come from."""
+    kinds, names = [Optimizer], set[str]()
+    while kinds:
+        kind = kinds.pop()
+        names.update(base.__qualname__ for base in kind.__mro__)
+        kinds += kind.__subclasses__()
+    return names
 
 
 def stepped_by(optimizer: Optimizer) -> list[nn.Parameter]:

@@ -165,7 +165,23 @@ def _not_to_be_called(*_: object) -> None:
     raise AssertionError
 
 
-@pytest.mark.parametrize("kind", [Clips, ByGroup, Mean, StableDecay, NeedsClosure, Ascends, AscendsByItself])
+class ByLoss(SGD):
+    """A step in proportion to the loss (ALI-G)."""
+
+    @torch.no_grad()
+    def step(self, closure: Any) -> Any:
+        loss = closure()
+        own = [p for group in self.param_groups for p in group["params"]]
+        rate = loss / torch.stack([p.grad.norm() for p in own]).norm() ** 2
+        for parameter in own:
+            parameter -= rate * parameter.grad
+        return loss
+
+
+LOOK_AT_OTHERS = [Clips, ByGroup, Mean, StableDecay, NeedsClosure, Ascends, AscendsByItself, ByLoss]
+
+
+@pytest.mark.parametrize("kind", LOOK_AT_OTHERS)
 def test_a_number_of_all_parameters_shows(kind: Any) -> None:
     """Their steps on the ranks of a pipeline were others than the uncut model's, without a word."""
     assert _looks(kind)

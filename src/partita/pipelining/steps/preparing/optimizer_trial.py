@@ -141,10 +141,12 @@ def _trial(optimizer: Optimizer, way: _Way, *, others: int = 0) -> tuple[list[Te
 
 
 def _set_gradients(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> Tensor:
-    """Gradients that follow from the values of the parameters, each from its own. Returns a loss."""
+    """Gradients that follow from the values of the parameters, each from its own. Returns a loss,
+    which is not zero: some make steps in proportion to it.
+    """
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient * (1 + parameter.detach())
-    return torch.zeros(())
+    return torch.ones(())
 
 
 def _copy(optimizer: Optimizer) -> Optimizer:
