@@ -14,10 +14,11 @@ is needed first.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from heapq import heappop, heappush
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from partita.planning.schedules.arrivals import MOST_UNANSWERED
 
@@ -32,7 +33,13 @@ PlacedPass = tuple[int, int, int]
 _W = 2
 _Message = tuple[bool, int, int]
 """Whether it goes back, the stage that sends it, the microbatch."""
-_T = TypeVar("_T")
+
+
+class _Ordered(Protocol):
+    def __lt__(self, other: Any, /) -> bool: ...
+
+
+_T = TypeVar("_T", bound=_Ordered)
 
 
 class Beside(NamedTuple):
@@ -82,7 +89,7 @@ def messages_beside(
             if sent.goes_back
         ]
         each = zip(_at_each(len(row), arriving), _at_each(len(row), gradients), strict=True)
-        beside.append([Beside(tuple(sorted(takes)), tuple(sorted(stages))) for takes, stages in each])
+        beside.append([Beside(takes, stages) for takes, stages in each])
     return beside
 
 
@@ -126,7 +133,7 @@ class _Clocks:
         ranks = len(self.rows)
         self.sends = [[] for _ in self.rows]
         self._seen = [[0] * ranks for _ in self.rows]
-        self._open: list[list[_Sent]] = [[] for _ in self.rows]
+        self._open: list[dict[int, list[tuple[int, int, _Sent]]]] = [defaultdict(list) for _ in self.rows]
         self._answered: list[list[_Sent]] = [[] for _ in self.rows]
         self._under_way: dict[_Message, list[int]] = {}
         self._places = {
@@ -178,10 +185,11 @@ class _Clocks:
         if taken is not None:
             news = self._under_way.pop(taken)
             seen[:] = map(max, seen, news)
-            for sent in self._open[rank]:
-                sent.is_answered = sent.taker < seen[sent.to]
-            self._answered[rank] += [sent for sent in self._open[rank] if sent.is_answered]
-            self._open[rank] = [sent for sent in self._open[rank] if not sent.is_answered]
+            for to, unanswered in self._open[rank].items():
+                while unanswered and unanswered[0][0] < seen[to]:
+                    sent = heappop(unanswered)[-1]
+                    sent.is_answered = True
+                    self._answered[rank].append(sent)
         seen[rank] = place + 1
         # 2. What was answered is let go of when the next message is sent.
         kind, stage, microbatch = self.rows[rank][place]
@@ -198,7 +206,7 @@ class _Clocks:
         taker = self._places.get((back, to, microbatch), len(self.rows[there]))
         sent = _Sent(place, stage, back, there, taker)
         self.sends[rank].append(sent)
-        self._open[rank].append(sent)
+        heappush(self._open[rank][there], (taker, place, sent))
         self._under_way[back, stage, microbatch] = list(seen)
         return back, stage, microbatch
 
@@ -214,18 +222,21 @@ def _end_unanswered(sends: Sequence[_Sent]) -> None:
         unanswered.append(sent)
 
 
-def _at_each(places: int, spans: Sequence[tuple[int, int, _T]]) -> list[list[_T]]:
-    """For each place, what of the spans (first place, the one behind the last, what) there is."""
+def _at_each(places: int, spans: Sequence[tuple[int, int, _T]]) -> list[tuple[_T, ...]]:
+    """For each place, in order, what of the spans (first place, the one behind the last, what) there is."""
     begins: list[list[_T]] = [[] for _ in range(places + 1)]
     ends: list[list[_T]] = [[] for _ in range(places + 1)]
     for start, end, what in spans:
-        begins[start].append(what)
-        ends[max(start, end)].append(what)
-    at_each: list[list[_T]] = []
-    now: list[_T] = []
+        if start < end:
+            begins[start].append(what)
+            ends[end].append(what)
+    at_each: list[tuple[_T, ...]] = []
+    now: tuple[_T, ...] = ()
     for begun, ended in zip(begins[:places], ends[:places], strict=True):
-        now = [*now, *begun]
-        for what in ended:
-            now.remove(what)
+        if begun or ended:
+            rest = [*now, *begun]
+            for what in ended:
+                rest.remove(what)
+            now = tuple(sorted(rest))
         at_each.append(now)
     return at_each
