@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from partita.errors import NotCompiled
-from partita.pipelining import PipelineStage, get_schedule_class
+from partita.pipelining import PipelineStage, Schedule1F1B, get_schedule_class, pipeline
 from partita.planning import loop_placement, v_placement
 from partita.runtime import Comm, InProcessWorld
 
@@ -130,6 +130,24 @@ def test_what_is_recomputed_begins_with_its_buffers_as_they_were(kind: str) -> N
     """It counted further, and its gradients were those of another function, without a word."""
     case = Case("scaled by calls", _FourScaledByCalls)
     _assert_compiled_equals_eager(case, kind, SPLIT.get(kind, range(4)), recompute=tuple("abc"))
+
+
+@pytest.mark.dear
+def test_what_inductor_recomputes_begins_with_its_buffers_as_they_were() -> None:
+    """Inductor divides the graph into forward and backward by itself, and began with what was written."""
+    model = nn.Sequential(ScaledByCalls(), ScaledByCalls())
+    again = tuple(name for name, _ in model.named_children())
+    x = torch.randn(2, WIDTH)
+    pipe = pipeline(copy.deepcopy(model), (x,), stages=1, compile=True, recompute=again)
+
+    def gradients(comm: Comm) -> list[Tensor | None]:
+        stage = pipe.build_stage(0, comm=comm)
+        Schedule1F1B(stage, 1, lambda output, _: output.sum()).step(x, target=x)
+        return [parameter.grad for parameter in stage.module.parameters()]
+
+    (actual,) = InProcessWorld(1).run(gradients)
+    model(x).sum().backward()
+    torch.testing.assert_close(actual, [parameter.grad for parameter in model.parameters()])
 
 
 class _Scaled(torch.autograd.Function):

@@ -23,6 +23,7 @@ __all__ = [
     "compile_ahead",
     "copy_where_no_view",
     "reported_strides",
+    "save_what_runs_once",
     "takes_a_list",
 ]
 
@@ -275,12 +276,18 @@ def _take_gradients_as_they_lie() -> None:
 
 
 def _partition(joint: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
-    """Torch's partition of a joint graph. Where regions are recomputed, what draws random numbers or has
-    another effect runs once: a second draw would have to be seeded like the first. What the forward graph
-    writes to is recomputed from as it was before: torch would save the input, which is written by then.
-    """
+    """Torch's partition of a joint graph."""
     from torch._functorch.partitioners import default_partition
 
+    save_what_runs_once(joint)
+    return default_partition(joint, inputs, **options)
+
+
+def save_what_runs_once(joint: GraphModule) -> None:
+    """Where regions are recomputed, let what draws random numbers or has another effect run once, in place: a
+    second draw would have to be seeded like the first. What the forward graph writes to is recomputed from as
+    it was before: torch would save the input, which is written by then.
+    """
     nodes = [node for node in joint.graph.nodes if node.op == "call_function"]
     if any("recompute" in node.meta for node in nodes):
         _save_before_written(joint)
@@ -290,7 +297,6 @@ def _partition(joint: GraphModule, inputs: Sequence[Any], **options: Any) -> Any
                 parts = (user for user in node.users if user.target is operator.getitem)
                 for one in (node, *parts):
                     one.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    return default_partition(joint, inputs, **options)
 
 
 def _save_before_written(joint: GraphModule) -> None:
@@ -306,6 +312,7 @@ def _save_before_written(joint: GraphModule) -> None:
             before = joint.graph.call_function(torch.ops.aten.clone.default, (written,))
         before.meta = {
             **written.meta,
+            "val": written.meta["val"].clone(),  # in memory of its own, by which Inductor goes
             "partitioner_tag": "is_forward",
             "recompute": CheckpointPolicy.MUST_SAVE,
         }

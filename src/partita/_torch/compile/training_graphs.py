@@ -28,8 +28,10 @@ from partita._torch.compile.aot import (
     boxed,
     compile_ahead,
     copy_where_no_view,
+    save_what_runs_once,
 )
 from partita._torch.compile.vector_trials import remembered_trials
+from partita._torch.containers.replaced import replaced
 
 __all__ = ["CompileGraph", "GraphCompiler", "compile_training"]
 
@@ -89,15 +91,15 @@ def compile_training(
     ):
         if inner is None:
             # Inductor's passes are imported by those who use them: that takes as long as half of torch.
-            from torch._inductor.compile_fx import compile_fx
+            from torch._inductor import compile_fx
 
             inside = _inside_inductor(compile_graph, settings, static_positions)
             # With a smaller budget torch draws eager's random numbers again in the backward pass, and gets
             # others (2.13). Inductor's own come from saved seeds.
             draws_again = settings.get("fallback_random", inductor_config.fallback_random)
             budget = functorch_config.patch(activation_memory_budget=1.0) if draws_again else nullcontext()
-            with budget, remembered_trials():
-                return compile_fx(gm, inputs, inner_compile=inside, config_patches=dict(settings))  # type: ignore[return-value]
+            with budget, remembered_trials(), _partitioned_as_elsewhere(compile_fx):
+                return compile_fx.compile_fx(gm, inputs, inner_compile=inside, config_patches=dict(settings))  # type: ignore[return-value]
         compiler = inner
         return compile_ahead(
             gm,
@@ -106,6 +108,17 @@ def compile_training(
             static_positions,
             by_operator=by_operator,
         )
+
+
+def _partitioned_as_elsewhere(compile_fx: Any) -> AbstractContextManager[None]:
+    """In this block, Inductor's partition of a joint graph saves what `save_what_runs_once` says."""
+    cut = compile_fx.min_cut_rematerialization_partition
+
+    def partition(joint: GraphModule, inputs: Sequence[Any], *args: Any, **options: Any) -> Any:
+        save_what_runs_once(joint)
+        return cut(joint, inputs, *args, **options)
+
+    return replaced(compile_fx, "min_cut_rematerialization_partition", partition)
 
 
 def _graph_compiler(
