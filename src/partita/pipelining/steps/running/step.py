@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from partita.pipelining.interface.routes import Routes
 from partita.pipelining.interface.values import Value
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.running.loss_leaves import LossLeaves
+from partita.pipelining.steps.running.separate_writes import SeparateWrites
 from partita.planning import Action, ActionKind
 from partita.runtime import RandomKey
 
@@ -67,6 +68,7 @@ class StepState:
         self._stages = stages
         self.loss_leaves = LossLeaves(stages.values())
         self.inputs = StepInputs(None, None, (), 0, 0)
+        self._writes = SeparateWrites()
         self.devices: dict[int, torch.device] = {}
         self._is_on_host = True
         self.outputs: dict[int, Any] = {}
@@ -76,7 +78,8 @@ class StepState:
 
     def begin(self, inputs: StepInputs) -> None:
         """Start a step."""
-        self.inputs = inputs
+        self._writes = SeparateWrites(inputs.arguments or ())
+        self.inputs = replace(inputs, arguments=self._writes.arguments) if inputs.arguments else inputs
         self._keys = {}
         self._seeds = {}
         self.devices = {index: stage.device for index, stage in self._stages.items()}
@@ -135,5 +138,6 @@ class StepState:
 
     def clear(self) -> None:
         """Drop inputs and results, at the end of a step or after a failure."""
+        self._writes.count()
         self.inputs = StepInputs(None, None, (), 0, 0)
         self.outputs, self.losses = {}, {}
