@@ -111,7 +111,6 @@ COVERED_BY = {
     "pipelining/steps/running/instructions.py": "pipelining/steps/test_schedules.py",
     "pipelining/steps/running/mailbox.py": "pipelining/steps/test_schedules.py",
     "pipelining/tied/share_gradients.py": "pipelining/tied/test_tied.py",
-    "pipelining/tied/tied_parameters.py": "pipelining/tied/test_stepped_once.py",
     "pipelining/tied/tied_sum.py": "pipelining/tied/test_tied.py",
     "pipelining/training/eager_model.py": "pipelining/training/test_verify_step.py",
     "planning/_check.py": "planning/hardware/test_cluster.py",

@@ -118,6 +118,7 @@ def export_module(
         program = _traced(model, args, dict(kwargs), way, dynamic_shapes, answers or Answers(), watch)
         exported = program.module(check_guards=False)
         assert isinstance(exported, GraphModule)
+        _put_leaves_back(program, exported)
         drop_aliases(exported)
         call_functions_directly(exported)
         write_assigned_buffers_at_once(exported)
@@ -130,6 +131,16 @@ def export_module(
         _check_data(exported, model)
         keep_sources(module)
     return module
+
+
+def _put_leaves_back(program: torch.export.ExportedProgram, exported: GraphModule) -> None:
+    """Let gradients arrive at tensors that the model has from elsewhere than its parameters and buffers: the
+    module that export makes has them detached.
+    """
+    for name, constant in program.constants.items():
+        if isinstance(constant, torch.Tensor) and constant.requires_grad and constant.is_leaf:
+            path, _, leaf = name.rpartition(".")
+            vars(exported.get_submodule(path))[leaf] = constant
 
 
 def _check_data(exported: GraphModule, model: nn.Module) -> None:

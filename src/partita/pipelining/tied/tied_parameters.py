@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from torch import nn
+from torch import Tensor, nn
+from torch.fx import GraphModule
 
+from partita.errors import CaptureError
 from partita.pipelining.interface.routes import Routes, Tied
+from partita.pipelining.interface.shared_leaves import shares_of
 from partita.pipelining.interface.values import Value
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.tied.share_gradients import share_gradients
@@ -18,7 +21,13 @@ __all__ = ["TiedParameters", "tied_parameters"]
 
 
 def tied_parameters(modules: Sequence[nn.Module]) -> tuple[Tied, ...]:
-    """Return the parameters that more than one stage holds: the same object in several modules."""
+    """Return the parameters that more than one stage holds: the same object in several modules.
+
+    Raises:
+        CaptureError: several stages hold another tensor that requires gradients, of which each would have its
+            own share.
+    """
+    _check_others(modules)
     holders: dict[int, tuple[nn.Parameter, dict[str, None], dict[int, None]]] = {}
     for stage, module in enumerate(modules):
         for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -30,6 +39,26 @@ def tied_parameters(modules: Sequence[nn.Module]) -> tuple[Tied, ...]:
         for parameter, names, stages in holders.values()
         if len(stages) > 1
     )
+
+
+def _check_others(modules: Sequence[nn.Module]) -> None:
+    holders: dict[int, int] = {}
+    for stage, module in enumerate(modules):
+        for name, tensor in _trained_others(module):
+            first = holders.setdefault(id(tensor), stage)
+            if first != stage:
+                raise CaptureError(shares_of(repr(name), (first, stage)))
+
+
+def _trained_others(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The tensors besides parameters that a stage holds by name and that require a gradient."""
+    for name, tensor in module.named_buffers():
+        if tensor.requires_grad:
+            yield name, tensor
+    for path, part in module.named_modules() if isinstance(module, GraphModule) else ():
+        for name, value in vars(part).items():
+            if isinstance(value, Tensor) and value.requires_grad:
+                yield f"{path}.{name}" if path else name, value
 
 
 class TiedParameters:

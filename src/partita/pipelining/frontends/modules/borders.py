@@ -14,6 +14,7 @@ from partita.errors import AssignmentError, CaptureError
 from partita.listing import shared_atoms
 from partita.pipelining.blocks.cut import BlockCut, Event, Site
 from partita.pipelining.frontends.modules.recording import RecordedPass
+from partita.pipelining.interface.shared_leaves import shares_of
 
 __all__ = ["BlockPlan", "CallEdge", "Place", "plan_blocks"]
 
@@ -111,6 +112,7 @@ def plan_blocks(
             if region.of(position) > region.of(recording.producers[number])
         }
     used = _check_state(pairs)
+    _check_leaves(pairs)
     cut = BlockCut(stages, borders, homes, unused, frozenset(written))
     return BlockPlan(cut, _holders(model, used, homes))
 
@@ -278,6 +280,17 @@ def _check_state(pairs: Sequence[tuple[RecordedPass, _Regions]]) -> dict[str, se
                 "can't share them: cut so that one stage has all of its calls"
             )
     return used
+
+
+def _check_leaves(pairs: Sequence[tuple[RecordedPass, _Regions]]) -> None:
+    """Raise CaptureError where gradients go to one tensor in several stages that is no parameter."""
+    for recording, region in pairs:
+        users: dict[int, set[int]] = {}
+        for position, number in recording.leaf_uses:
+            users.setdefault(number, set()).add(region.of(position))
+        for number, stages in users.items():
+            if len(stages) > 1:
+                raise CaptureError(shares_of(recording.leaf_names[number], sorted(stages)))
 
 
 def _holders(

@@ -25,6 +25,7 @@ from partita._torch.modules.calls import (
     watch_calls,
 )
 from partita._torch.tensors.storage import is_same_view, storage_key
+from partita._torch.tensors.tensor_text import tensor_text
 from partita._torch.tensors.versions import times_written
 from partita.capture.merging.modes import in_mode
 from partita.capture.refusal import CREATED_PARAMETER
@@ -81,7 +82,11 @@ class RecordedPass:
         uses: (function, value); a module's arguments count as used by the next function.
         writes: (function, value) where a function writes to a value that it did not make.
         state_uses: (function, name) of parameters and buffers.
-        state_writes: (function, name) of buffers that a function writes to, or whose next tensor it makes.
+        state_writes: (function, name) of buffers that a function writes to, or whose next tensor it makes,
+            and of what it lets require gradients, or no longer.
+        leaf_uses: (function, value) of tensors that gradients go to and that are neither parameters of the
+            model nor its arguments, nor made in the pass.
+        leaf_names: what these are called.
         count: how many functions were called.
         seconds: how long it took.
         output: what the model returned, on the meta device.
@@ -100,6 +105,8 @@ class RecordedPass:
     writes: list[tuple[int, int]] = field(default_factory=list)
     state_uses: list[tuple[int, str]] = field(default_factory=list)
     state_writes: list[tuple[int, str]] = field(default_factory=list)
+    leaf_uses: list[tuple[int, int]] = field(default_factory=list)
+    leaf_names: dict[int, str] = field(default_factory=dict)
     count: int = 0
     seconds: float = 0.0
     output: Any = None
@@ -140,6 +147,8 @@ class _Recorder(StagePass):
         self._watch = watch
         self._parameters = {storage_key(value): name for name, value in twin.named_parameters()}
         self._buffers = {storage_key(value): name for name, value in twin.named_buffers()}
+        self._own_parameters = {id(parameter) for parameter in twin.parameters()}
+        self._from_elsewhere: set[int] = set()
         self._start = time.perf_counter()
 
     def reached(self, event: Event, home: int) -> None:  # noqa: ARG002
@@ -187,6 +196,7 @@ class _Recorder(StagePass):
         if isinstance(replaced, nn.Parameter) and id(replaced) in self._state:
             raise written_parameter(self._state[id(replaced)])
         before = [times_written(tensor) for tensor in tensors]
+        trained = [tensor.requires_grad for tensor in tensors]
         kept = {place: _Kept(tensor) for place, tensor in enumerate(tensors) if self._parameter_of(tensor)}
         result = func(*args, **kwargs)
         written = [
@@ -194,9 +204,11 @@ class _Recorder(StagePass):
             for tensor, version in zip(tensors, before, strict=True)
         ]
         self._refuse_written_parameters(tensors, written, kept)
-        for tensor, wrote in zip(tensors, written, strict=True):
+        self._record_leaves(tensors, result)
+        for tensor, wrote, required in zip(tensors, written, trained, strict=True):
             number = self._tensors.by_identity[id(tensor)]
             if number in self._tensors.state:
+                wrote = wrote or tensor.requires_grad != required
                 self._record_state(self._state.get(id(tensor), ""), wrote=wrote)
                 continue
             recording.uses.append((recording.count, number))
@@ -207,6 +219,26 @@ class _Recorder(StagePass):
         self._recorded(name, result)
         recording.count += 1
         return result
+
+    def _record_leaves(self, tensors: Sequence[Tensor], result: Any) -> None:
+        """Record the operands from which gradients will leave the model, where a call lets any through."""
+        leaves = [tensor for tensor in tensors if tensor.requires_grad and tensor.is_leaf]
+        leaves = [tensor for tensor in leaves if id(tensor) not in self._own_parameters]
+        if not leaves or not any(tensor.requires_grad for tensor in all_tensors(result)):
+            return
+        for tensor in leaves:
+            number = self._tensors.by_identity[id(tensor)]
+            if number in self._from_elsewhere:
+                self.recording.leaf_uses.append((self.recording.count, number))
+                self.recording.leaf_names[number] = (
+                    repr(self._state[id(tensor)])
+                    if id(tensor) in self._state
+                    else f"a tensor ({tensor_text(tensor)}) that {self._module_path()} has from elsewhere"
+                )
+
+    def _add_first_seen(self, tensor: Tensor, site: Site) -> None:
+        super()._add_first_seen(tensor, site)
+        self._from_elsewhere.add(self._tensors.by_identity[id(tensor)])
 
     def _refuse_written_parameters(
         self, tensors: Sequence[Tensor], written: Sequence[bool], kept: Mapping[int, _Kept]

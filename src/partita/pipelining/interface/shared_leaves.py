@@ -1,0 +1,16 @@
+"""What is said of a tensor that is trained, is no parameter, and is used by several stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["shares_of"]
+
+
+def shares_of(what: str, stages: Sequence[int]) -> str:
+    """Return the message about a leaf of autograd that stages can't share."""
+    return (
+        f"{what} requires gradients, is no parameter of the model, and stages {min(stages)} and "
+        f"{max(stages)} use it: each would get only its own share of the gradient. Make it a parameter "
+        "(torch.nn.Parameter), whose shares are summed, or cut so that one stage has all of its uses"
+    )
