@@ -21,7 +21,14 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from partita.errors import NotCompiled
-from partita.pipelining import PipelineStage, Schedule1F1B, get_schedule_class, pipeline
+from partita.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    SplitPoint,
+    UncutReference,
+    get_schedule_class,
+    pipeline,
+)
 from partita.planning import loop_placement, v_placement
 from partita.runtime import Comm, InProcessWorld
 
@@ -148,6 +155,47 @@ def test_what_inductor_recomputes_begins_with_its_buffers_as_they_were() -> None
     (actual,) = InProcessWorld(1).run(gradients)
     model(x).sum().backward()
     torch.testing.assert_close(actual, [parameter.grad for parameter in model.parameters()])
+
+
+def test_what_weights_need_is_recomputed_without_the_autocast_around_the_step() -> None:
+    """Attention with dropout is computed in full precision, also under autocast. W, which AOTAutograd does
+    not run, computed it again in bfloat16.
+    """
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            heads = x.view(-1, 1, 2, WIDTH // 2)
+            mixed = nn.functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.3)
+            return x + self.layer(mixed.view(-1, WIDTH))
+
+    args, _, target = PLAIN.data(8)
+    model = nn.Sequential(*(Attention() for _ in range(4)))
+
+    def loss_of(output: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.mse_loss(output.float(), target)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        pipe = pipeline(
+            model, (args[0][:2],), split_spec={"1": SplitPoint.END}, compile="aot_eager", recompute=["*"]
+        )
+        whole = copy.deepcopy(model)
+        UncutReference(whole, 4, loss_of, graph=pipe.whole).step(*args, target=target)
+    expected = dict(whole.named_parameters())
+
+    def body(comm: Comm) -> None:
+        stage = pipe.build_stage(comm.rank, comm=comm)
+        with torch.autocast("cpu", torch.bfloat16):
+            get_schedule_class("ZBH1")(stage, 4, loss_of).step(
+                *(args if stage.is_first else ()), target=target
+            )
+        for name, parameter in stage.module.named_parameters():
+            assert_equal(parameter.grad, expected[name].grad, name)
+
+    InProcessWorld(2).run(body)
 
 
 class _Scaled(torch.autograd.Function):

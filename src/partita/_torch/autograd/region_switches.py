@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ __all__ = [
     "SET_GRAD",
     "OpenRegions",
     "autocast_nesting",
+    "autocast_off",
     "is_any_autocast_enabled",
     "is_barrier_function",
     "leave_open",
@@ -160,6 +162,12 @@ def EMPTY_CACHE() -> None:  # noqa: N802
 def is_any_autocast_enabled() -> bool:
     """Return whether autocast is on for some device; costs a fraction of asking for a tensor's."""
     return torch._C._is_any_autocast_enabled()
+
+
+def autocast_off() -> AbstractContextManager[None]:
+    """No autocast for any device within the block: for what runs a graph that has its casts written in it."""
+    off: AbstractContextManager[None] = torch._C._DisableAutocast()
+    return off
 
 
 def autocast_nesting() -> int:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from partita._torch.autograd.compiled_node import asked, hide_missing, leave, site_of_node
+from partita._torch.autograd.region_switches import autocast_off
 from partita._torch.compile.aot import AotGraph, Boxed
 from partita._torch.tensors.example_tensors import zeros_like_example
 from partita._torch.tensors.storage import storage_key
@@ -266,7 +267,7 @@ def _second_half(halves: _Halves, kept: dict[str, Any]) -> Iterator[tuple[int, T
     there = {name: kept[name] for _, name in halves.later if name in kept}
     kept.clear()
     if halves.second is not None:
-        with torch.no_grad():  # as in I, which autograd runs so
+        with torch.no_grad(), autocast_off():  # as in I, which autograd and AOTAutograd run so
             there |= zip(halves.second_makes, halves.second(taken), strict=True)
     for edge, name in halves.later:
         yield edge, there[name]
