@@ -137,8 +137,10 @@ def _put_leaves_back(program: torch.export.ExportedProgram, exported: GraphModul
     """Let gradients arrive at tensors that the model has from elsewhere than its parameters and buffers: the
     module that export makes has them detached.
     """
+    buffers = set(program.graph_signature.buffers)  # those that are not persistent are among the constants
     for name, constant in program.constants.items():
-        if isinstance(constant, torch.Tensor) and constant.requires_grad and constant.is_leaf:
+        trained = isinstance(constant, torch.Tensor) and constant.requires_grad and constant.is_leaf
+        if trained and name not in buffers:
             path, _, leaf = name.rpartition(".")
             vars(exported.get_submodule(path))[leaf] = constant
 
