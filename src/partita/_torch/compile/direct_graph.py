@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._guards import TracingContext
 
 from partita._torch.autograd.compiled_node import prepare
+from partita._torch.autograd.region_switches import autocast_off
 from partita._torch.compile.aot import AotGraph, Boxed
 from partita.errors import ExecutionError
 
@@ -192,7 +193,7 @@ class DirectGraph:
         """Run one of its graphs. Those that were traced under autocast have its casts in them."""
         if not self._casts_itself:
             return run(values)
-        with torch._C._DisableAutocast():
+        with autocast_off():
             return run(values)
 
 

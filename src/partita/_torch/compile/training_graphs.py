@@ -20,6 +20,7 @@ from torch._inductor import config as inductor_config
 from torch.fx import GraphModule, Node
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
+from partita._torch.autograd.region_switches import autocast_off
 from partita._torch.compile.aot import (
     AotGraph,
     AotGraphKind,
@@ -207,7 +208,7 @@ def _frame(
     def enter() -> AbstractContextManager[Any]:
         stack = ExitStack()
         stack.enter_context(tracing(context) if context is not None else nullcontext())
-        stack.enter_context(torch._C._DisableAutocast())
+        stack.enter_context(autocast_off())
         if settings is not None:
             from torch._inductor.virtualized import V
 

@@ -15,7 +15,7 @@ that the caller's batch is written to as it is uncut.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -44,9 +44,10 @@ class SeparateWrites:
         self._own: list[tuple[Tensor, Tensor, int]] = []
         by_storage: dict[int, list[Tensor]] = {}
         if len(microbatches) > 1:
-            for leaf in flatten(list(microbatches))[0]:
-                if isinstance(leaf, Tensor):
-                    by_storage.setdefault(storage_key(leaf), []).append(leaf)
+            for value in chain.from_iterable(one.values() for one in microbatches):
+                for leaf in (value,) if isinstance(value, Tensor) else flatten(value)[0]:
+                    if isinstance(leaf, Tensor):
+                        by_storage.setdefault(storage_key(leaf), []).append(leaf)
         instead: dict[int, Tensor] = {}
         for tensors in by_storage.values():
             if len(tensors) > 1 and all(map(_is_plain, tensors)) and _are_apart(tensors):
@@ -54,9 +55,13 @@ class SeparateWrites:
                     own = instead[id(tensor)] = tensor.data
                     self._own.append((tensor, own, times_written(own)))
         if instead:
-            self.arguments = [
-                tree_map(lambda leaf: instead.get(id(leaf), leaf), dict(one)) for one in microbatches
-            ]
+
+            def own_of(value: Any) -> Any:
+                if isinstance(value, Tensor):  # nearly always; trees take long
+                    return instead.get(id(value), value)
+                return tree_map(lambda leaf: instead.get(id(leaf), leaf), value)
+
+            self.arguments = [{name: own_of(value) for name, value in one.items()} for one in microbatches]
 
     def count(self) -> None:
         """Let the caller's batch count as written to where a microbatch of it was."""
