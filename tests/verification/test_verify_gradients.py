@@ -10,6 +10,8 @@ from torch import nn
 
 from partita.verification import verify
 
+GLOBAL = torch.ones(4, requires_grad=True)
+
 
 def test_right_outputs_with_wrong_gradients_are_reported() -> None:
     assert_only(verify(WrongCopy(), Copy(), (X.clone().requires_grad_(),)), "gradient", "gradient of args[0]")
@@ -94,3 +96,59 @@ def test_complex_and_narrow_and_sparse_gradients_are_compared() -> None:
     dense = copy.deepcopy(table)
     dense.sparse = False
     assert "layout is torch.strided, not torch.sparse_coo" in str(verify(dense, table, (ids,)))
+
+
+class Unregistered(nn.Module):
+    """Trains what no module has a name for; ``detached`` lets no gradient arrive there."""
+
+    def __init__(self, *, detached: bool = False) -> None:
+        super().__init__()
+        self.detached = detached
+        self.weights = [nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = self.weights
+        return x @ first + 2 * (x @ (second.detach() if self.detached else second))
+
+
+def test_gradients_of_tensors_without_a_name_are_compared() -> None:
+    x = torch.randn(3, 2)
+    result = verify(Unregistered(), Unregistered(), (x,))
+    assert result.ok
+    assert result.compared["gradients of parameters"] == 2
+    model = Unregistered()
+    lost = verify(Unregistered(detached=True), model, (x,))
+    assert kinds(lost) == {"gradient"}
+    assert "gradient of a tensor that the model has no name for" in str(lost)
+    assert "candidate holds no such tensor, but the reference gives a gradient to it" in str(lost)
+    more = verify(model, Unregistered(detached=True), (x,))
+    assert "reference holds no such tensor, but the candidate gives a gradient to it" in str(more)
+    assert [weight.grad for weight in model.weights] == [None, None]
+
+
+def test_a_named_tensor_is_paired_with_one_without_a_name() -> None:
+    class Named(Unregistered):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = self.weights
+
+    assert verify(Named(), Unregistered(), (torch.randn(3, 2),)).ok
+
+
+def test_what_a_run_makes_and_lets_require_gradients_is_not_compared() -> None:
+    def makes_one(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.ones(4, requires_grad=True)
+
+    assert verify(lambda x: (x * 1).requires_grad_() * 1, makes_one, (X,)).ok
+
+
+def test_gradients_of_a_global_tensor_stay_as_they_were() -> None:
+    before = GLOBAL.grad = torch.full_like(GLOBAL, 3)
+
+    class UsesGlobal(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * GLOBAL
+
+    assert verify(UsesGlobal(), UsesGlobal(), (X,)).ok
+    assert GLOBAL.grad is before
+    assert torch.equal(before, torch.full_like(GLOBAL, 3))

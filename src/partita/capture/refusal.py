@@ -63,11 +63,6 @@ _IN_TRACES = {
         "own code, with all that a gradient which forward takes goes back through in a stage: "
         'pipeline(..., frontend="modules")'
     ),
-    "the reference holds no such tensor, but the candidate gives a gradient": (
-        "gradients go to a tensor that is no parameter, buffer or attribute of the model (a global variable, "
-        "an element of a list). Make it a parameter (torch.nn.Parameter), or use its detach() if it is not "
-        'trained, or cut the model\'s own code: pipeline(..., frontend="modules")'
-    ),
     "torch.nn.Parameter()": CREATED_PARAMETER,
     "and meta!": _ON_META,
     "different devices cpu, meta": _ON_META,  # torch 2.11

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import nn
 from torch.fx import Node
 
-from partita._torch.modules.contents import is_buffer, is_persistent_buffer
+from partita._torch.modules.contents import is_buffer, is_parameter, is_persistent_buffer
 from partita.errors import GraphError
 
 __all__ = ["Attribute", "attribute", "lookup"]
@@ -53,6 +53,6 @@ def attribute(root: nn.Module, node: Node) -> Attribute:
     parent = root.get_submodule(parent_name)
     if is_buffer(parent, name):  # which may be a parameter by its type
         return Attribute(target, value, "buffer", is_persistent_buffer(parent, name))
-    if isinstance(value, nn.Parameter):
+    if is_parameter(parent, name):  # and this may be registered as nothing
         return Attribute(target, value, "parameter")
     return Attribute(target, value, "constant")

@@ -52,6 +52,32 @@ class InList(Scaled):
         return self.scales[0]
 
 
+class ParameterInList(InList):
+    """Which no optimizer of ``model.parameters()`` sees, and which has a gradient in eager."""
+
+    def hold(self, scale: Tensor) -> None:
+        super().hold(nn.Parameter(scale.detach()))
+
+
+class ModuleInList(Scaled):
+    def hold(self, scale: Tensor) -> None:
+        module = nn.Module()
+        module.scale = nn.Parameter(scale.detach())
+        self.modules_apart = [module]
+
+    def scaling(self) -> Tensor:
+        scale: Any = self.modules_apart[0].scale
+        return scale
+
+
+class InClosure(Scaled):
+    def hold(self, scale: Tensor) -> None:
+        self.scaled = lambda: scale
+
+    def scaling(self) -> Tensor:
+        return self.scaled()
+
+
 class AsParameter(Scaled):
     def hold(self, scale: Tensor) -> None:
         self.scale = nn.Parameter(scale.detach())
@@ -88,8 +114,16 @@ def gradient_in_eager(model: Scaled) -> Tensor | None:
     [
         (Scaled(), "export"),
         (InAttribute(), "export"),
+        (InList(), "export"),
+        (ParameterInList(), "export"),
+        (ModuleInList(), "export"),
+        (InClosure(), "export"),
         (Scaled(), "modules"),
         (InAttribute(), "modules"),
+        (InList(), "modules"),
+        (ParameterInList(), "modules"),
+        (ModuleInList(), "modules"),
+        (InClosure(), "modules"),
         (AsParameter(twice=True), "export"),
         (AsParameter(twice=True), "modules"),
     ],
@@ -104,7 +138,8 @@ def test_a_tensor_of_one_stage_and_a_parameter_of_two_get_the_models_gradient(
     def train(comm: Comm) -> Tensor | None:
         stage: Any = pipe.build_stage(comm.rank, comm=comm)
         ScheduleGPipe(stage, MICROBATCHES, loss_of).step(batch())
-        return stage.module.scale.grad.clone() if comm.rank == 1 else None
+        assert not any("lifted" in name for name, _ in stage.module.named_parameters())
+        return model.scaling().grad if comm.rank == 1 else None
 
     gradient = InProcessWorld(3).run(train)[1]
     assert gradient is not None
@@ -117,9 +152,13 @@ def test_a_tensor_of_one_stage_and_a_parameter_of_two_get_the_models_gradient(
     [
         (Scaled(twice=True), "export"),
         (InAttribute(twice=True), "export"),
+        (InList(twice=True), "export"),
+        (ParameterInList(twice=True), "export"),
+        (ModuleInList(twice=True), "export"),
         (Scaled(twice=True), "modules"),
         (InAttribute(twice=True), "modules"),
         (InList(twice=True), "modules"),
+        (ModuleInList(twice=True), "modules"),
     ],
 )
 def test_a_trained_tensor_that_is_no_parameter_is_not_shared(model: Scaled, frontend: Any) -> None:
@@ -132,8 +171,3 @@ def test_a_buffer_that_another_stage_lets_require_gradients_is_refused() -> None
     """The stage that used it had none, since another stage's copy required it."""
     with pytest.raises(CaptureError, match=r"buffers \('scale'\) and runs in stages 0 and 1"):
         pipeline(RequiredInForward(), (batch()[:2],), split_spec=CUTS, frontend="modules")
-
-
-def test_gradients_of_a_tensor_in_a_list_are_refused_with_what_to_do() -> None:
-    with pytest.raises(CaptureError, match=r"no parameter, buffer or attribute .* frontend=\"modules\""):
-        pipeline(InList(), (batch()[:2],), split_spec=CUTS)

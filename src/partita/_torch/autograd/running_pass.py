@@ -7,7 +7,7 @@ checkpoint) is a task of its own.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ __all__ = [
     "has_hooks",
     "inside_another_pass",
     "leaves_after",
+    "leaves_behind",
     "storage_users",
     "will_reach",
 ]
@@ -112,6 +113,22 @@ def leaves_after(node: Any) -> Iterator[torch.Tensor | None]:
     """Yield, for each gradient that ``node`` computes, the leaf that it is for, or None."""
     for following, _ in node.next_functions:
         yield getattr(following, "variable", None)
+
+
+def leaves_behind(values: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield the tensors that gradients of ``values`` would be added up in."""
+    waiting = [value.grad_fn for value in values]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        fresh = dict.fromkeys(following for following, _ in node.next_functions if following not in seen)
+        seen.update(fresh)
+        waiting += fresh
 
 
 def grad_version(parameter: torch.Tensor) -> tuple[int, int]:

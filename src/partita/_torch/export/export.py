@@ -34,6 +34,7 @@ from partita._torch.export.nested_regions import nested_regions_are_called
 from partita._torch.export.open_sizes import batch_is_open
 from partita._torch.export.parameter_buffers import parameter_buffers_as_tensors
 from partita._torch.export.script_functions import script_functions_in_python
+from partita._torch.export.trained_constants import put_leaves_back, unregistered_parameters
 from partita._torch.export.users_code import is_users
 from partita._torch.graph_module.generated_sources import sources_dropped
 from partita._torch.graph_module.lazy_module import lazy_module
@@ -112,13 +113,14 @@ def export_module(
         _unmarked((args, kwargs)),
         functions_kept(strict=way == "strict"),
         parameter_buffers_as_tensors(model) as put_own_buffers,
+        unregistered_parameters() as parameters,
         sources_dropped() as keep_sources,
         _quiet(),
     ):
         program = _traced(model, args, dict(kwargs), way, dynamic_shapes, answers or Answers(), watch)
         exported = program.module(check_guards=False)
         assert isinstance(exported, GraphModule)
-        _put_leaves_back(program, exported)
+        put_leaves_back(program, exported, parameters)
         drop_aliases(exported)
         call_functions_directly(exported)
         write_assigned_buffers_at_once(exported)
@@ -131,18 +133,6 @@ def export_module(
         _check_data(exported, model)
         keep_sources(module)
     return module
-
-
-def _put_leaves_back(program: torch.export.ExportedProgram, exported: GraphModule) -> None:
-    """Let gradients arrive at tensors that the model has from elsewhere than its parameters and buffers: the
-    module that export makes has them detached.
-    """
-    buffers = set(program.graph_signature.buffers)  # those that are not persistent are among the constants
-    for name, constant in program.constants.items():
-        trained = isinstance(constant, torch.Tensor) and constant.requires_grad and constant.is_leaf
-        if trained and name not in buffers:
-            path, _, leaf = name.rpartition(".")
-            vars(exported.get_submodule(path))[leaf] = constant
 
 
 def _check_data(exported: GraphModule, model: nn.Module) -> None:

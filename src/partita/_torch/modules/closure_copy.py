@@ -47,7 +47,9 @@ _PRIMITIVES = (type(None), bool, int, float, complex, str, bytes, type)
 
 
 @contextmanager
-def with_closures(within: Memo | None = None, *, others_shared: bool = False) -> Iterator[Memo]:
+def with_closures(
+    within: Memo | None = None, *, others_shared: bool = False, tensors_shared: bool = False
+) -> Iterator[Memo]:
     """Give out a memo for ``copy.deepcopy(value, memo)`` with which functions are copied too. The copied
     functions are complete when the block ends.
 
@@ -58,6 +60,7 @@ def with_closures(within: Memo | None = None, *, others_shared: bool = False) ->
         within: the memo of a larger copy that is being made, in which all that is copied is entered.
         others_shared: modules and tensors that only closures hold are shared, too, and so are functions that
             lead to no module and no tensor.
+        tensors_shared: so are tensors, wherever they are, but for those that the memo has copies of.
 
     >>> layer = nn.Linear(2, 2)
     >>> layer.forward = (lambda forward: lambda x: forward(x))(layer.forward)
@@ -75,6 +78,8 @@ def with_closures(within: Memo | None = None, *, others_shared: bool = False) ->
     dispatch: dict[type, Any] = copy._deepcopy_dispatch  # type: ignore[attr-defined]
     ours: dict[type, Any] = {FunctionType: _copy_function, _CACHED: _copy_cached, weakref.ref: _copy_weak}
     ours |= dict.fromkeys(UNCOPIED, _share)
+    if tensors_shared:
+        ours |= dict.fromkeys((Tensor, nn.Parameter), _share_tensor)
     with _LOCK:
         before = {kind: dispatch.get(kind) for kind in ours}
         dispatch.update(ours)
@@ -138,6 +143,10 @@ def _copy_weak(reference: weakref.ref[Any], memo: Memo) -> weakref.ref[Any]:
 def _share(value: Any, memo: Memo) -> Any:
     """The same with what has no copy."""
     return value if _WAITING in memo else value.__reduce_ex__(4)  # which raises
+
+
+def _share_tensor(tensor: Tensor, memo: Memo) -> Tensor:
+    return tensor if _WAITING in memo else tensor.__deepcopy__(memo)
 
 
 def _leads_to_module(value: Any, seen: set[int]) -> bool:

@@ -15,6 +15,7 @@ __all__ = [
     "has_forward_hooks",
     "is_buffer",
     "is_guards_module",
+    "is_parameter",
     "is_persistent_buffer",
     "modules_in",
     "named_state",
@@ -158,6 +159,11 @@ def _is_of_export(hook: object, module: torch.nn.Module) -> bool:
     return (
         name == "<lambda>" or not {"_in_spec", "range_constraints", "validate_inputs"} <= vars(module).keys()
     )
+
+
+def is_parameter(module: torch.nn.Module, name: str) -> bool:
+    """Whether ``module`` itself has a parameter called ``name``."""
+    return name in module._parameters
 
 
 def is_buffer(module: torch.nn.Module, name: str) -> bool:

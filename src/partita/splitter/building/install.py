@@ -70,5 +70,7 @@ def _register(parent: nn.Module, name: str, item: Attribute) -> None:
         parent.add_module(name, item.value)
     elif item.kind == "buffer":
         parent.register_buffer(name, item.value, persistent=item.persistent)
-    else:
-        setattr(parent, name, item.value)
+    elif item.kind == "parameter":
+        parent.register_parameter(name, item.value)
+    else:  # which may be a parameter by its type, too
+        vars(parent)[name] = item.value

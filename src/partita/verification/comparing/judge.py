@@ -53,7 +53,7 @@ class Judge:
             yield from self._nested(left, right, name, "input", "inputs")
         yield from self.state.after(mine, theirs)
         yield from self.state.values(candidate, reference)
-        yield from self.state.gradients(mine, theirs)
+        yield from self.state.gradients(mine, theirs, candidate, reference)
         yield from self._gradients_of_inputs(candidate, reference)
         yield from self._random(candidate, reference)
         yield from self._settings(candidate, reference)

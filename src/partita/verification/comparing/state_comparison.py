@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import torch
 
@@ -27,6 +27,9 @@ __all__ = ["StateComparison"]
 _SORTS = ("initial tensors", "parameters", "buffers", "attributes", "gradients of parameters")
 _NO_HOLDER = "the candidate holds no such tensor, but the reference {what} it"
 _NO_ORIGINAL = "the reference holds no such tensor, but the candidate {what} it"
+_UNNAMED = "a tensor that the model has no name for (an element of a list, a module in a list)"
+_Gradient: TypeAlias = tuple[str, torch.Tensor, torch.Tensor | None]
+"""Where a gradient is, the tensor that it is of, and the gradient."""
 
 
 @dataclass(frozen=True)
@@ -126,9 +129,16 @@ class StateComparison:
         yield from self._added(candidate, reference)
 
     def gradients(
-        self, candidate: Mapping[str, NamedTensor], reference: Mapping[str, NamedTensor]
+        self,
+        candidate: Mapping[str, NamedTensor],
+        reference: Mapping[str, NamedTensor],
+        mine: Observation,
+        theirs: Observation,
     ) -> Iterator[Difference]:
-        """Return the differences of gradients. No gradient is not the same as a gradient of zeros."""
+        """Return the differences of gradients. No gradient is not the same as a gradient of zeros.
+
+        What a side has no name for is paired with what has the same elements and gradient on the other.
+        """
         for pair in self._pairs:
             now, where = _now(reference, pair.name, pair.before), f"gradient of {pair.name}"
             if not pair.holders and self._differs(_gradient(now), _gradient(pair.before)):
@@ -138,12 +148,26 @@ class StateComparison:
                 if tensor.requires_grad or now.requires_grad:
                     self.compared["gradients of parameters"] += 1
                     yield from self._differ("gradient", _gradient(tensor), _gradient(now), where)
+        unpaired = list(theirs.unnamed)
+        for where, *left in (*self._gradients_of_others(candidate), *_gradients_of_unnamed(mine)):
+            twin = next((n for n, right in enumerate(unpaired) if not self._differs(left, [*right])), None)
+            if twin is None:
+                yield Difference("gradient", where, _NO_ORIGINAL.format(what="gives a gradient to"))
+            else:
+                self.compared["gradients of parameters"] += 1
+                del unpaired[twin]
+        theirs = replace(theirs, unnamed=tuple(unpaired))
+        for where, *_ in _gradients_of_unnamed(theirs):
+            yield Difference("gradient", where, _NO_HOLDER.format(what="gives a gradient to"))
+
+    def _gradients_of_others(self, candidate: Mapping[str, NamedTensor]) -> Iterator[_Gradient]:
+        """Those which the run gave to tensors of the candidate that are matched with none."""
+        seen = set[int]()
         for name in _without(self._candidate, self._matched):
-            before = self._candidate[name].tensor
-            if self._differs(_gradient(self._after(candidate, name)), _gradient(before)):
-                yield Difference(
-                    "gradient", f"gradient of {name}", _NO_ORIGINAL.format(what="gives a gradient to")
-                )
+            now, before = self._after(candidate, name), self._candidate[name].tensor
+            if id(now) not in seen and self._differs(_gradient(now), _gradient(before)):
+                seen.add(id(now))
+                yield f"gradient of {name}", now, _gradient(now)
 
     def values(self, mine: Observation, theirs: Observation) -> Iterator[Difference]:
         """Return the differences of the attributes that a run changed; the others a graph may lack."""
@@ -224,6 +248,13 @@ def _now(after: Mapping[str, NamedTensor], name: str, before: torch.Tensor) -> t
 
 def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor.grad if tensor.is_leaf else None
+
+
+def _gradients_of_unnamed(side: Observation) -> Iterator[_Gradient]:
+    """Those of tensors that were there before the run; the run may make others."""
+    for leaf, gradient in side.unnamed:
+        if id(leaf) in side.copies.tensors:
+            yield f"gradient of {_UNNAMED}", leaf, gradient
 
 
 def _changed(name: str, after: Mapping[str, Any], before: Mapping[str, Any]) -> bool:

@@ -49,12 +49,14 @@ class Copies:
         kwargs: keyword arguments.
         leaves: the path of each argument that requires grad, and the leaf that it is or is computed from,
             where its gradient arrives.
+        tensors: all that were copied, by identity.
     """
 
     subject: Subject
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     leaves: tuple[tuple[str, torch.Tensor], ...]
+    tensors: dict[int, torch.Tensor]
 
 
 def copy_module(module: torch.nn.Module) -> torch.nn.Module:
@@ -101,7 +103,8 @@ def copy_for_run(subject: Subject, args: tuple[Any, ...], kwargs: Mapping[str, A
         if new.requires_grad:
             leaf = copier.sources.get(id(original), new)
             leaves.setdefault(id(leaf), (path, leaf))
-    return Copies(Subject(call, roots), new_args, new_kwargs, tuple(leaves.values()))
+    by_identity = {id(value): value for value in memo.values() if isinstance(value, torch.Tensor)}
+    return Copies(Subject(call, roots), new_args, new_kwargs, tuple(leaves.values()), by_identity)
 
 
 def _copied_by_class(kind: type[torch.nn.Module]) -> bool:

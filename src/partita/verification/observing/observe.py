@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from partita._torch.autograd import global_settings as ambient
+from partita._torch.autograd.running_pass import leaves_behind
 from partita._torch.compile.torch_logs import torch_logs_to
 from partita.errors import NotCompiled
 from partita.verification.observing import randomness
@@ -56,6 +57,8 @@ class Observation:
         random: states of the random generators, by stage (``forward``, ``backward``) and name.
         settings: process-wide settings, by stage and name.
         uncompiled: what was warned of stages that run as they are, though they were to be compiled.
+        unnamed: (tensor, gradient) of what the output was computed from and the state has no name for (in a
+            list, in a module in a list).
     """
 
     copies: Copies
@@ -67,6 +70,7 @@ class Observation:
     random: dict[tuple[str, str], Any] = field(default_factory=dict)
     settings: dict[tuple[str, str], object] = field(default_factory=dict)
     uncompiled: tuple[str, ...] = ()
+    unnamed: tuple[tuple[torch.Tensor, torch.Tensor | None], ...] = ()
 
     @property
     def returned(self) -> bool:
@@ -130,16 +134,16 @@ def observe(
             seen.output = call(*copies.args, **copies.kwargs)
         if backward and seen.raised is None:
             with _stage(seen, "backward"):
-                _backward(seen.output, seed)
+                _backward(seen, seed)
     seen.printed = _merged(log)
     seen.uncompiled = tuple(str(one.message) for one in warned if issubclass(one.category, NotCompiled))
     return seen
 
 
-def _backward(output: Any, seed: int) -> None:
+def _backward(seen: Observation, seed: int) -> None:
     """Send the same random cotangents into every output that requires grad, all at once."""
     roots, cotangents = [], []
-    for number, (_, tensor) in enumerate(tensors(output, "output")):
+    for number, (_, tensor) in enumerate(tensors(seen.output, "output")):
         if not tensor.requires_grad:
             continue
         root = tensor if tensor.layout == torch.strided and not tensor.is_nested else _dense(tensor)
@@ -148,8 +152,21 @@ def _backward(output: Any, seed: int) -> None:
         drawn = torch.randn(root.shape, generator=generator, dtype=_drawn_dtype(root.dtype), device="cpu")
         roots.append(root)
         cotangents.append(drawn.to(dtype=root.dtype, device=root.device))
-    if roots:
+    if not roots:
+        return
+    named = {id(item.tensor) for item in seen.tensors().values()} | {
+        id(leaf) for _, leaf in seen.copies.leaves
+    }
+    unnamed = [leaf for leaf in leaves_behind(roots) if id(leaf) not in named]
+    before = [leaf.grad for leaf in unnamed]
+    for leaf in unnamed:  # which may be the caller's own: a global variable
+        leaf.grad = None
+    try:
         torch.autograd.backward(roots, cotangents)
+    finally:
+        seen.unnamed = tuple((leaf, leaf.grad) for leaf in unnamed)
+        for leaf, gradient in zip(unnamed, before, strict=True):
+            leaf.grad = gradient
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,7 @@ def _module(model: nn.Module, plan: BlockPlan, stage: int) -> StageModule:
         for value in vars(module).values():
             if isinstance(value, Tensor):
                 instead.setdefault(id(value), value)
-    root = twin_of(model, instead)
+    root = twin_of(model, instead, unnamed_shared=True)
     for path, module in root.named_modules():
         watch_calls(module, path, entering, leaving)
     device = next((tensor.device for _, tensor in named_state(model)), torch.device("cpu"))

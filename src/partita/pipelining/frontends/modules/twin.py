@@ -17,12 +17,14 @@ from partita.pipelining.blocks.stage_module import named_tensors
 __all__ = ["own_parameters", "twin_of"]
 
 
-def twin_of(model: nn.Module, instead: Mapping[int, Tensor]) -> nn.Module:
+def twin_of(model: nn.Module, instead: Mapping[int, Tensor], *, unnamed_shared: bool = False) -> nn.Module:
     """Return a copy of ``model`` with parameters of its own, in the memory of the model's, and copies of its
     other tensors.
 
     Args:
         instead: other tensors, by the identity of those whose places they take.
+        unnamed_shared: tensors that no module has a name for (in a list, in a module in a list) are not
+            copied: gradients arrive at the model's own.
 
     Raises:
         CaptureError: ``model`` holds something that can't be copied, or that copies tensors in its own way.
@@ -35,7 +37,7 @@ def twin_of(model: nn.Module, instead: Mapping[int, Tensor]) -> nn.Module:
             own.setdefault(id(tensor), copied)
     own.update(instead)
     try:
-        with with_closures(others_shared=True) as memo:
+        with with_closures(others_shared=True, tensors_shared=unnamed_shared) as memo:
             memo.update(own)
             twin: nn.Module = copy.deepcopy(model, memo)
     except Exception as error:  # whatever __deepcopy__ and __reduce__ raise

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from torch import Tensor
 
+from partita._torch.autograd.running_pass import leaves_behind
 from partita.errors import ExecutionError
 from partita.pipelining.stages.stage import Stage
 
@@ -41,7 +42,7 @@ class LossLeaves:
             for index, name, weight in stage.other_weights
             if id(weight) not in own
         }
-        for leaf in _leaves_behind(loss) if elsewhere else ():
+        for leaf in leaves_behind([loss]) if elsewhere else ():
             if id(leaf) in elsewhere:
                 name, index = elsewhere[id(leaf)]
                 raise ExecutionError(
@@ -51,19 +52,3 @@ class LossLeaves:
                     "penalty(stage.module.parameters()).backward(); what else uses a weight belongs into the "
                     "model's forward"
                 )
-
-
-def _leaves_behind(value: Tensor) -> Iterator[Tensor]:
-    """The tensors that gradients of ``value`` would be added up in."""
-    waiting = [value.grad_fn]
-    seen = set(waiting)
-    while waiting:
-        node = waiting.pop()
-        if node is None:
-            continue
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, Tensor):
-            yield leaf
-        fresh = [following for following, _ in node.next_functions if following not in seen]
-        seen.update(fresh)
-        waiting += fresh
