@@ -130,9 +130,6 @@ class Script:
         compiler = draw.choice(COMPILERS) if frontend == "export" else ""
         # autocast in two stages sums the gradients of both uses in their own precision
         again = draw.random() < 0.15
-        # a compiler is told another layout of this one's result than it has (torch 2.13)
-        if dtype is torch.bfloat16 and compiler:
-            blocks = tuple("mlp" if kind == "batch_norm" else kind for kind in blocks)
         return cls(
             seed=seed,
             blocks=blocks,

@@ -105,7 +105,7 @@ class CudaGraphsBackend:
             return gm.forward
         if runs_as_it_is(gm):
             return gm.forward
-        return compile_ahead(gm, inputs, self._compile_graph)
+        return compile_ahead(gm, inputs, self._compile_graph, by_operator=self.options.compiler is None)
 
     def _compile_graph(self, graph: AotGraph) -> Callable[..., Any]:
         kept = frozenset(graph.kept_in_place)

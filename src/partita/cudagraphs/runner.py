@@ -42,6 +42,11 @@ class CudaGraphsRunner:
         """What has been captured so far: of modules once they have run, of graphs at once."""
         return self._backend.graphs
 
+    @property
+    def by_operator(self) -> bool:
+        """Whether pieces are recorded as they are, without an ``inner`` compiler."""
+        return self._backend.options.compiler is None
+
     def input_memory(self) -> InputMemory | None:
         """Memory for what one stage receives, which its recordings read where it lies; None where nothing is
         recorded.

@@ -14,7 +14,7 @@ from partita._torch.compile.inductor import inductor_settings
 from partita._torch.compile.refusal import changed_by_tracing
 from partita._torch.graph_module.lazy_module import generate_code
 from partita.errors import ArgumentError, NotCompiled
-from partita.runtime.piece_runner import PieceRunner
+from partita.runtime.piece_runner import OperatorRunner, PieceRunner
 
 __all__ = [
     "InnerCompiler",
@@ -23,6 +23,7 @@ __all__ = [
     "inductors_settings",
     "resolve_inner",
     "runs_as_it_is",
+    "runs_by_operator",
 ]
 
 _CUDA_GRAPHS = "triton.cudagraphs"
@@ -62,6 +63,13 @@ def resolve_inner(inner: InnerCompiler) -> Callable[[AotGraph], Callable[..., An
     if isinstance(checked, str):
         return None if checked == "inductor" else graph_as_it_is
     return partial(_run_by_function, checked)
+
+
+def runs_by_operator(inner: InnerCompiler) -> bool:
+    """Whether graphs run operator by operator, as eager mode does: on inputs of any strides."""
+    if isinstance(inner, OperatorRunner):
+        return inner.by_operator
+    return isinstance(inner, str) and inner == "aot_eager"
 
 
 def graph_as_it_is(graph: AotGraph) -> Callable[..., Any]:

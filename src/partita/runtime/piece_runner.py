@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-__all__ = ["PieceRunner", "PlainRunner", "ReceiveMemory", "RunnerWithMemory"]
+__all__ = ["OperatorRunner", "PieceRunner", "PlainRunner", "ReceiveMemory", "RunnerWithMemory"]
 
 
 @runtime_checkable
@@ -82,6 +82,19 @@ class RunnerWithMemory(PieceRunner, Protocol):
         ...
 
 
+@runtime_checkable
+class OperatorRunner(PieceRunner, Protocol):
+    """A runner that says whether it runs operator by operator. What does takes inputs with other strides than
+    those of the example values, as eager mode does, and graphs that draw random numbers in place, into new
+    memory; compiled code may not.
+    """
+
+    @property
+    def by_operator(self) -> bool:
+        """Whether it does."""
+        ...
+
+
 class PlainRunner:
     """Runs pieces as they are, and remembers which it was given: the fake for tests.
 
@@ -94,6 +107,8 @@ class PlainRunner:
     >>> runner.for_module(stage) is stage, len(runner.modules)
     (True, 1)
     """
+
+    by_operator = True
 
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []

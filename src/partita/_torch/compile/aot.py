@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -13,6 +14,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from partita._torch.compile.eager_draws import calls_native_dropout, draw_as_eager
+from partita._torch.compile.kernel_strides import strides_of_kernels
 
 __all__ = [
     "AotGraph",
@@ -162,13 +164,14 @@ def compile_ahead(
 
         return compile_one
 
-    compiled: Callable[..., Any] = aot_autograd(
-        fw_compiler=compiler("forward"),
-        bw_compiler=compiler("backward"),
-        inference_compiler=compiler("inference"),
-        partition_fn=partition,
-        keep_inference_input_mutations=True,
-    )(gm, inputs)
+    with strides_of_kernels() if by_operator else nullcontext():
+        compiled: Callable[..., Any] = aot_autograd(
+            fw_compiler=compiler("forward"),
+            bw_compiler=compiler("backward"),
+            inference_compiler=compiler("inference"),
+            partition_fn=partition,
+            keep_inference_input_mutations=True,
+        )(gm, inputs)
     return compiled
 
 

@@ -27,7 +27,12 @@ from partita.ddp.reducing.agreement import fingerprint_of
 from partita.ddp.reducing.reducer import Reducer
 from partita.ddp.replicas.replication import REPLICATIONS
 from partita.runtime import PieceRunner
-from partita.runtime.graph_compiler import inductors_settings, resolve_inner, runs_as_it_is
+from partita.runtime.graph_compiler import (
+    inductors_settings,
+    resolve_inner,
+    runs_as_it_is,
+    runs_by_operator,
+)
 
 __all__ = ["partita_ddp"]
 
@@ -93,6 +98,7 @@ def partita_ddp(
         compile_graph,
         inner=resolve_inner(inner),
         settings=inductors_settings(inner, mode, settings, name="inner", no_cuda_graphs=_NO_CUDA_GRAPHS),
+        by_operator=runs_by_operator(inner),
     )
     tensors = [position for position in others if isinstance(inputs[position], torch.Tensor)]
     return _registering(run, tensors) if expected else run

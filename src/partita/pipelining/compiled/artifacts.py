@@ -27,7 +27,7 @@ from partita.pipelining.compiled.backward_runner import BackwardRunner
 from partita.pipelining.compiled.direct_calls import note_call
 from partita.pipelining.compiled.stateless import STATE
 from partita.pipelining.interface.compile_options import CompileOptions
-from partita.runtime.graph_compiler import graph_as_it_is, resolve_inner
+from partita.runtime.graph_compiler import graph_as_it_is, resolve_inner, runs_by_operator
 from partita.runtime.rng import first_site
 
 __all__ = ["Artifacts", "artifacts_for"]
@@ -80,7 +80,7 @@ class Artifacts:
             inner=resolve_inner(self.options.backend),
             settings=self.options.settings(),
             static_positions=state,
-            by_operator=self.options.backend == "aot_eager",
+            by_operator=runs_by_operator(self.options.backend),
             backward_too=ahead is not None,
         )
 
