@@ -118,3 +118,29 @@ def test_a_stage_must_have_a_unit() -> None:
 def test_seconds_that_no_float_can_hold_are_refused() -> None:
     with pytest.raises(PlanError, match=r"bottleneck_s is 10+: give a finite number of seconds"):
         replace(plan(), bottleneck_s=10**400)
+
+
+@pytest.mark.parametrize(
+    ("what", "to", "advice"),
+    [
+        ("sent_values", 0, "later"),
+        ("sent_values", 9, "later"),
+        ("handed_gradients", 1, "earlier"),
+        ("tied_gradients", 2, "earlier"),
+    ],
+)
+def test_a_plan_refuses_messages_to_stages_that_can_not_take_them(what: str, to: int, advice: str) -> None:
+    """They ended in an IndexError of the simulator."""
+    plan = plan_stages(CostModel((Unit("a", 1.0, 2.0), Unit("b", 1.0, 2.0)), (4,)), 2)
+    data = json.loads(plan.to_json())
+    data["stages"][1][what] = [[to, 8]]
+    with pytest.raises(PlanError, match=f"{what} of stage 1 names stage {to}, of 2: give {advice} ones"):
+        Plan.from_json(json.dumps(data))
+
+
+def test_a_plan_from_before_there_were_messages_past_stages_loads() -> None:
+    plan = plan_stages(CostModel((Unit("a", 1.0, 2.0), Unit("b", 1.0, 2.0)), (4,)), 2)
+    data = json.loads(plan.to_json())
+    for stage in data["stages"]:
+        del stage["sent_values"]
+    assert Plan.from_json(json.dumps(data)) == plan

@@ -45,8 +45,9 @@ class StagePlan:
         returned_gradient_bytes: what B or I sends back to other ranks.
         tied_gradients: the earlier stages that B or I sends gradients of tied parameters to, each with their
             bytes.
-        handed_gradients: the earlier stages on the same rank that B or I hands gradients of values to, each
-            with their bytes.
+        handed_gradients: the earlier stages that B or I hands gradients of values to, each with their bytes;
+            see `StageCost`.
+        sent_values: the later stages that F hands values to, each with their bytes; None: the next alone.
         summed_gradients: the gradients that are summed with those of later stages once, after the step: the
             bytes of each, and those stages.
         recompute: regions of neighbouring units, as (first, last) by index: only what enters a region is
@@ -84,6 +85,7 @@ class StagePlan:
     tied_gradients: tuple[tuple[int, int], ...] = ()
     handed_gradients: tuple[tuple[int, int], ...] = ()
     summed_gradients: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    sent_values: tuple[tuple[int, int], ...] | None = None
     recompute: tuple[tuple[int, int], ...] = ()
     recomputed: StageCost | None = None
     time_s: float = 0.0
@@ -253,7 +255,21 @@ class Plan:
             )
         for rank in self.placement:
             require_amount(rank, "a rank in placement")
+        for stage in self.stages:
+            self._check_others_of(stage)
         self._check_order()
+
+    def _check_others_of(self, stage: StagePlan) -> None:
+        later = {"sent_values": stage.sent_values or ()}
+        earlier = {"tied_gradients": stage.tied_gradients, "handed_gradients": stage.handed_gradients}
+        for what, pairs in (later | earlier).items():
+            numbers = range(stage.index + 1, len(self.stages)) if what in later else range(stage.index)
+            for to, _ in pairs:
+                if to not in numbers:
+                    raise PlanError(
+                        f"{what} of stage {stage.index} names stage {to}, of {len(self.stages)}: give "
+                        f"{'later' if what in later else 'earlier'} ones, or save the plan again"
+                    )
 
     def _check_order(self) -> None:
         if self.order is None:

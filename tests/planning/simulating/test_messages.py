@@ -2,53 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 
 import pytest
 
 from partita.pipelining.steps.running.program import receives_ahead
-from partita.planning import Schedule, StageCost, get_schedule, lower, send_ends, simulate
+from partita.planning import Action, Schedule, StageCost, get_schedule, lower, send_ends, simulate
 from partita.planning.schedules.actions import PASS_NUMBERS, ActionKind
-from partita.planning.simulating.messages import RECEIVED_AHEAD, Beside, messages_beside
+from partita.planning.simulating.messages import (
+    RECEIVED_AHEAD,
+    Beside,
+    Link,
+    PlacedPass,
+    links_of_neighbours,
+    messages_beside,
+)
 
 
-def _in_the_runtime(schedule: Schedule, returning: frozenset[int]) -> list[list[Beside]]:
+def _in_the_runtime(schedule: Schedule, links: Sequence[Link]) -> list[list[Beside]]:
     """Receives are posted as `receives_ahead` says, and each send lets go of those that `send_ends` says."""
-    links = {(stage, stage + 1) for stage in range(schedule.stages - 1)}
-    links |= {(stage, stage - 1) for stage in returning}
-    lowered = lower(schedule)
+    edges = {(min(pair), max(pair)) for _, *pair in links}
+    lowered = lower(schedule, edges)
+    pairs = {(sender, taker) for _, sender, taker in links}
     ranks: list[list[Beside]] = []
-    for rank, ends in enumerate(send_ends(lowered, links=links)):
-        held, coming, beside = dict[object, int](), dict[object, tuple[bool, int]](), list[Beside]()
+    for rank, ends in enumerate(send_ends(lowered, edges, links=pairs)):
+        under_way, coming, beside = dict[object, Link](), dict[object, Link](), list[Beside]()
         for action in receives_ahead(lowered.actions(rank), RECEIVED_AHEAD):
-            if action.is_send and (action.stage, action.other_stage) in links:
+            back = action.kind in (ActionKind.RECV_B, ActionKind.SEND_B)
+            if action.is_send and (action.stage, action.other_stage) in pairs:
                 for earlier in (*ends.answered.get(action, ()), *ends.unanswered.get(action, ())):
-                    held.pop(earlier, None)
-                if action.kind is ActionKind.SEND_B:
-                    held[action] = action.stage
-            back = action.kind is ActionKind.RECV_B
-            if action.is_receive and (not back or action.other_stage in returning):
-                coming[back, action.stage, action.microbatch] = back, action.stage
+                    under_way.pop(earlier, None)
+                if back:
+                    under_way[action] = back, action.stage, action.other_stage
+            if action.is_receive and (action.other_stage, action.stage) in pairs:
+                coming[action] = back, action.other_stage, action.stage
             for part in action.passes:
-                if part.kind is not ActionKind.W:
-                    coming.pop((part.kind is not ActionKind.F, part.stage, part.microbatch), None)
-                beside.append(Beside(tuple(sorted(coming.values())), tuple(sorted(held.values()))))
+                for one in [one for one in coming if isinstance(one, Action)]:
+                    takes = (ActionKind.F,) if one.kind is ActionKind.RECV_F else (ActionKind.B, ActionKind.I)
+                    if (one.stage, one.microbatch) == (part.stage, part.microbatch) and part.kind in takes:
+                        del coming[one]
+                beside.append(Beside(tuple(sorted(coming.values())), tuple(sorted(under_way.values()))))
         ranks.append(beside)
     return ranks
 
 
-@pytest.mark.parametrize(
-    ("name", "stages", "ranks"),
-    [
-        ("GPipe", 4, 4),
-        ("1F1B", 4, 4),
-        ("Interleaved1F1B", 8, 4),
-        ("InterleavedZeroBubble", 6, 3),
-        ("ZBVZeroBubble", 8, 4),
-        ("VHalf", 8, 4),
-        ("ForwardOnly", 3, 3),
-    ],
-)
+_SHAPES = [
+    ("GPipe", 4, 4),
+    ("1F1B", 4, 4),
+    ("Interleaved1F1B", 8, 4),
+    ("InterleavedZeroBubble", 6, 3),
+    ("ZBVZeroBubble", 8, 4),
+    ("VHalf", 8, 4),
+    ("ForwardOnly", 3, 3),
+]
+
+
+def _rows(schedule: Schedule) -> list[list[PlacedPass]]:
+    rows: list[list[PlacedPass]] = [[] for _ in range(schedule.ranks)]
+    for rank, part in schedule.passes():
+        rows[rank].append((PASS_NUMBERS[part.kind], part.stage, part.microbatch or 0))
+    return rows
+
+
+@pytest.mark.parametrize(("name", "stages", "ranks"), _SHAPES)
 @pytest.mark.parametrize("frozen", [(), (0, 1, 2)])
 def test_the_same_messages_lie_there_as_in_the_runtime(
     name: str, stages: int, ranks: int, frozen: tuple[int, ...]
@@ -58,19 +76,29 @@ def test_the_same_messages_lie_there_as_in_the_runtime(
     under VHalf. And a message was taken to be received for two passes, and not since a later one is needed.
     """
     schedule = get_schedule(name)(stages, 24, ranks)
+    links = links_of_neighbours(schedule.stage_ranks, set(range(1, stages)) - {*frozen})
+    beside = messages_beside(_rows(schedule), schedule.stage_ranks, links)
+    assert beside == _in_the_runtime(schedule, links)
+
+
+@pytest.mark.parametrize(("name", "stages", "ranks"), _SHAPES)
+def test_a_value_that_goes_past_stages_lies_there_as_in_the_runtime(
+    name: str, stages: int, ranks: int
+) -> None:
+    """It was taken to go to the next stage: a rank with the last part of a U-Net on four ranks held 14 %
+    more under VHalf than was planned, and 17 % under 1F1B.
+    """
+    random = Random(name)
+    schedule = get_schedule(name)(stages, 12, ranks)
     place = schedule.stage_ranks
-    returning = frozenset(
-        stage for stage in range(1, stages) if stage not in frozen and place[stage] != place[stage - 1]
-    )
-    rows = [
-        [
-            (PASS_NUMBERS[part.kind], part.stage, part.microbatch or 0)
-            for rank, part in schedule.passes()
-            if rank == own
-        ]
-        for own in range(ranks)
-    ]
-    assert messages_beside(rows, place, returning) == _in_the_runtime(schedule, returning)
+    pairs = [(before, after) for after in range(stages) for before in range(after)]
+    for _ in range(3):
+        skips = random.sample([pair for pair in pairs if pair[1] > pair[0] + 1], min(stages - 2, 4))
+        ways = {(False, *pair) for pair in skips} | {(True, after, before) for before, after in skips[1:]}
+        links = [link for link in ways if place[link[1]] != place[link[2]]]
+        links += links_of_neighbours(place, range(1, stages))
+        beside = messages_beside(_rows(schedule), place, links)
+        assert beside == _in_the_runtime(schedule, links)
 
 
 def test_at_the_peak_of_gpipe_nothing_enters_the_last_stage_and_two_gradients_come_to_the_first() -> None:

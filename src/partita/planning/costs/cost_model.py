@@ -314,6 +314,14 @@ class CostModel:
         return tuple(map(tuple, makers))
 
     @cached_property
+    def direct_bytes(self) -> tuple[int, ...]:
+        """One number a border: what the unit in front makes for the one behind alone."""
+        return tuple(
+            max(size - sum(it.sent_bytes(border) for it in across), 0)
+            for border, (size, across) in enumerate(zip(self.crossing_bytes, self.across, strict=True))
+        )
+
+    @cached_property
     def direct_gradient_bytes(self) -> tuple[int, ...]:
         """One number a border: the gradients of what the unit in front makes for the one behind alone."""
         return tuple(

@@ -133,6 +133,7 @@ def _cost_once(
         arriving_gradient_bytes=messages.received_back + tied.received,
         returned_gradient_bytes=messages.sent_back + tied.sent - shared.sent_tied_bytes,
         handed_gradients=shared.handed_gradients if costs.entry_bytes is not None else (),
+        sent_values=shared.sent_values if costs.entry_bytes is not None else None,
         static_bytes=round(parameter_copies * costs.parameter_bytes(first, last)),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -84,30 +85,38 @@ class SpanningValue:
         place = bisect_left(self.users, first)  # some are given to every block
         return place < len(self.users) and self.users[place] <= last
 
+    @cached_property
+    def parts(self) -> tuple[SpanningView, ...]:
+        """What is sent of it: its views, or the whole of it."""
+        if self.views is None:
+            return (SpanningView(self.bytes, self.gradient_bytes, self.maker, self.last),)
+        return self.views
+
     def sent_bytes(self, border: int) -> int:
         """What of it crosses a border between its maker and its last user."""
-        if self.views is None:
-            return self.bytes
-        return sum(view.bytes for view in self.views if view.crosses(border))
+        return sum(view.bytes for view in self.parts if view.crosses(border))
 
     def sent_gradient_bytes(self, border: int) -> int:
         """What of its gradient crosses back."""
-        if self.views is None:
-            return self.gradient_bytes
-        return sum(view.gradient_bytes for view in self.views if view.crosses(border))
+        return sum(view.gradient_bytes for view in self.parts if view.crosses(border))
+
+    def holder_before(self, unit: int, view: SpanningView) -> int:
+        """The last unit in front of this one that has the view: a user, or the one that makes it."""
+        place = bisect_left(self.users, unit)
+        return max(view.maker, self.users[place - 1] if place else view.maker)
 
 
 class SharedOnRank(NamedTuple):
     """What a stage and other stages on its rank hand to each other, for one microbatch. It is in memory once,
-    and no message.
+    and no message. And whom it hands values and gradients to.
 
     Attributes:
-        entering_bytes: of what the stage is given, what an earlier stage of the rank has made or was given.
-        sent_gradient_bytes: of the gradients that it hands back, those of these values.
-        received_gradient_bytes: of the gradients that it is handed, those that come from the rank alone.
+        entering_bytes: of what the stage is given, what an earlier stage of the rank has made.
+        sent_gradient_bytes: of the gradients that it hands back, those that go to the rank's other stages.
+        received_gradient_bytes: of the gradients that it is handed, those that come from them.
         sent_tied_bytes: of the gradients of tied parameters that it hands on, those that stay on the rank.
-        handed_gradients: the earlier stages of the rank that it hands gradients of values to, each with their
-            bytes.
+        handed_gradients: see `StageCost`.
+        sent_values: see `StageCost`.
     """
 
     entering_bytes: int = 0
@@ -115,6 +124,7 @@ class SharedOnRank(NamedTuple):
     received_gradient_bytes: int = 0
     sent_tied_bytes: int = 0
     handed_gradients: tuple[tuple[int, int], ...] = ()
+    sent_values: tuple[tuple[int, int], ...] | None = None
 
 
 NOTHING_SHARED = SharedOnRank()

@@ -41,8 +41,11 @@ class StageCost:
         returned_gradient_bytes: what B or I sends back to other ranks.
         tied_gradients: the earlier stages that B or I sends gradients of tied parameters to, each with their
             bytes; for those on other ranks they count in `returned_gradient_bytes` too.
-        handed_gradients: the earlier stages on the same rank that B or I hands gradients of values to, each
-            with their bytes: they wait there until that stage's B or I.
+        handed_gradients: the earlier stages that B or I hands gradients of values to, each with their bytes.
+            On the same rank they wait there until that stage's B or I. Those on other ranks are there where
+            `sent_values` is.
+        sent_values: the later stages that F hands values to, each with their bytes; on other ranks these are
+            messages. None: each stage feeds the next, and what it sends goes there.
         summed_gradients: the gradients that are summed with those of later stages once, after the step: the
             bytes of each, and those stages.
         recompute_s: seconds of the forward pass of what is computed again, at the start of B or I.
@@ -81,6 +84,7 @@ class StageCost:
     tied_gradients: tuple[tuple[int, int], ...] = ()
     handed_gradients: tuple[tuple[int, int], ...] = ()
     summed_gradients: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    sent_values: tuple[tuple[int, int], ...] | None = None
 
     def __post_init__(self) -> None:
         for what in ("forward_s", "backward_s", "recompute_s", "unshard_s", "reduce_grad_s"):
@@ -110,8 +114,8 @@ class StageCost:
         ):
             if getattr(self, what) is not None:
                 require_amount(getattr(self, what), what)
-        for what in ("tied_gradients", "handed_gradients"):
-            for stage, size in getattr(self, what):
+        for what in ("tied_gradients", "handed_gradients", "sent_values"):
+            for stage, size in getattr(self, what) or ():
                 require_amount(stage, f"a stage of {what}")
                 require_amount(size, f"bytes of {what}")
         for size, stages in self.summed_gradients:

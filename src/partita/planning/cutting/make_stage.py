@@ -61,6 +61,7 @@ def make_stage(
         tied_gradients=tied,
         handed_gradients=cost.handed_gradients,
         summed_gradients=summed,
+        sent_values=cost.sent_values,
         recompute=regions,
         recomputed=recomputed,
         time_s=time_s,

@@ -82,7 +82,8 @@ def _needs_simulation(case: Case, trial: Trial) -> bool:
     pairs = {pair for one, other in pairwise(ranks) if one != other for pair in ((one, other), (other, one))}
     links = [link for pair in pairs for link in case.cluster.links(*pair)]
     is_tied = any((*tied_messages(case.costs, trial.cuts), *summed_gradients(case.costs, trial.cuts)))
-    return is_tied or trial.name == "DualPipeV" or len(set(links)) < len(links)
+    skips = bool(case.costs.spanning)
+    return is_tied or skips or trial.name == "DualPipeV" or len(set(links)) < len(links)
 
 
 def _plan(case: Case, trial: Trial) -> Plan:

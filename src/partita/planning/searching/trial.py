@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from math import inf
 
@@ -16,28 +17,23 @@ from partita.planning.costs.tied_gradients import summed_gradients, tied_message
 from partita.planning.cutting._cuts import Cuts
 from partita.planning.generators.making.problem import Problem, scheduling_problem
 from partita.planning.hardware.cluster import Cluster
-from partita.planning.schedules.schedule import Schedule
 from partita.planning.searching.layouts import Layout
 from partita.planning.searching.orders.clock import (
     Rows,
     Timing,
-    make_schedule,
     most_held,
     overflow,
     run_rows,
 )
 from partita.planning.searching.orders.row_memory import State, peak_of, row_states
 from partita.planning.simulating.gradient_sums import gradient_sums
-from partita.planning.simulating.memory import peak_bytes
-from partita.planning.simulating.messages import messages_beside
+from partita.planning.simulating.message_sizes import Handed, MessageSizes, handed_on_ranks, message_sizes
+from partita.planning.simulating.messages import Link, messages_beside
 
 __all__ = ["Case", "Trial"]
 
 _ROWS_KEPT = 1_000
 """Of so many rows it is remembered what they hold."""
-
-_SCHEDULES_KEPT = 100
-"""So many schedules are remembered."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +85,6 @@ class Case:
         self._stages: dict[tuple[int, int, Regions, SharedOnRank], StageCost] = {}
         self._options: dict[tuple[int, int], list[Regions]] = {}
         self._states: dict[tuple[object, ...], tuple[Rows, list[list[State]]]] = {}
-        self._schedules: dict[tuple[object, ...], tuple[Rows, Schedule]] = {}
         self._limits = [cluster.memory(rank) for rank in range(cluster.ranks)]
         self._sends_tied = any(tied.gradient_bytes for tied in costs.tied)
         self._sums_tied = any(tied.reduced_bytes for tied in costs.tied)
@@ -129,17 +124,28 @@ class Case:
         key = (start, end, regions, shared)
         cost = self._stages.get(key)
         if cost is None:
-            whole = self.stage(start, end, (), shared) if regions and not shared.entering_bytes else None
-            cost = self._stages[key] = recomputed_cost(
-                self.costs,
-                start,
-                end - 1,
-                regions,
-                self.parameter_copies,
-                shared=shared,
-                whole=whole,
-            )
+            cost = self._stages[key] = self._worked_out(start, end, regions, shared)
         return cost
+
+    def _worked_out(self, start: int, end: int, regions: Regions, shared: SharedOnRank) -> StageCost:
+        # Whom it hands things to depends on all cuts, and changes nothing else.
+        alone = shared._replace(handed_gradients=(), sent_values=None)
+        if shared != alone:
+            handed = (shared.handed_gradients, shared.sent_values)
+            cost = self.stage(start, end, regions, alone)
+            if self.costs.entry_bytes is None:
+                return cost
+            return replace(cost, handed_gradients=handed[0], sent_values=handed[1])
+        whole = self.stage(start, end, (), shared) if regions and not shared.entering_bytes else None
+        return recomputed_cost(
+            self.costs,
+            start,
+            end - 1,
+            regions,
+            self.parameter_copies,
+            shared=shared,
+            whole=whole,
+        )
 
     def options(self, start: int, end: int) -> list[Regions]:
         """What the stage between two places may recompute, nothing included."""
@@ -157,7 +163,7 @@ class Case:
 
     def shared(self, layout: Layout, cuts: Cuts) -> Sequence[SharedOnRank]:
         """What the stages of a rank hand to each other, for each stage."""
-        if not layout.has_shared_ranks:
+        if not layout.has_shared_ranks and not self.costs.spanning:
             return (NOTHING_SHARED,) * (len(cuts) - 1)
         return shared_on_rank(self.costs, cuts, layout.own)
 
@@ -208,27 +214,25 @@ class Case:
         """Whether stages have what depends on the order of passes, which a `Problem` does not know."""
         return self.costs.entry_bytes is not None
 
-    def _states_of(self, layout: Layout, rows: Rows, stages: Sequence[StageCost]) -> list[list[State]]:
+    def _states_of(self, layout: Layout, rows: Rows, links: Collection[Link]) -> list[list[State]]:
         """`row_states` of each row, remembered for rows that are tried with other costs again."""
-        returning = frozenset(stage for stage, cost in enumerate(stages) if cost.returned_gradient_bytes)
-        key = (layout.stage_ranks, returning, *map(id, rows))
+        key = (layout.stage_ranks, frozenset(links), *map(id, rows))
         if key not in self._states:
             if len(self._states) >= _ROWS_KEPT:
                 self._states.clear()
             placed = [[(kind, stage, it % self.microbatches) for kind, stage, it in row] for row in rows]
-            beside = messages_beside(placed, layout.stage_ranks, returning)
+            beside = messages_beside(placed, layout.stage_ranks, links)
             self._states[key] = list(rows), list(map(row_states, rows, beside))
         return self._states[key][1]
 
-    def _schedule_of(self, layout: Layout, rows: Rows) -> Schedule:
-        """`make_schedule`, remembered for rows that are tried with other costs again."""
-        key = (layout.stage_ranks, *map(id, rows))
-        if key not in self._schedules:
-            if len(self._schedules) >= _SCHEDULES_KEPT:
-                self._schedules.clear()
-            schedule = make_schedule("", layout.stage_ranks, self.microbatches, rows)
-            self._schedules[key] = list(rows), schedule
-        return self._schedules[key][1]
+    def _handing(self, cuts: Cuts, stages: Sequence[StageCost]) -> list[StageCost]:
+        """The costs of all stages with the gradients of tied parameters that they send."""
+        if not self._sends_tied:
+            return list(stages)
+        tied = tied_messages(self.costs, cuts)
+        return [
+            replace(cost, tied_gradients=to) if to else cost for cost, to in zip(stages, tied, strict=True)
+        ]
 
     def _regions_that_fit(
         self,
@@ -245,27 +249,38 @@ class Case:
         What one stage frees beyond that stays free for other orders, unless it is to be done `tightly`.
         """
         chosen, shared = list(regions), self.shared(layout, cuts)
-        peaks = self.peaks(layout, cuts, regions, rows) if self._sends_tied and tightly else ()
-        of_rows = self._states_of(layout, rows, self.stages(layout, cuts, regions))
+        handing = self._handing(cuts, self.stages(layout, cuts, regions))
+        sizes = message_sizes(handing, layout.stage_ranks)
+        handed = handed_on_ranks(handing, layout.stage_ranks)
+        of_rows = self._states_of(layout, rows, sizes.coming)
         for rank in (rank for rank, excess in enumerate(over) if excess > 0):
-            limit, states = self.cluster.memory(rank), of_rows[rank]
+            limit = self.cluster.memory(rank)
             if limit is None:
                 continue
             own = [stage for stage, at in enumerate(layout.stage_ranks) if at == rank]
             costs = {
                 stage: self.stage(cuts[stage], cuts[stage + 1], chosen[stage], shared[stage]) for stage in own
             }
-            if self._sends_tied:  # what a row does not know of
-                peak = peaks[rank] if tightly else int(over[rank]) + limit
-                limit -= peak - peak_of(states, costs)
+            excess_of = partial(self._excess, of_rows[rank], sizes=sizes, handed=handed[rank], limit=limit)
             for stage in own:
-                if not self._choose(chosen, costs, shared[stage], stage, cuts, states, limit):
+                if not self._choose(chosen, costs, shared[stage], stage, cuts, excess_of):
                     break
             # The other way round, what was more than it takes.
             for stage in reversed(own if tightly else ()):
                 if chosen[stage]:
-                    self._choose(chosen, costs, shared[stage], stage, cuts, states, limit)
+                    self._choose(chosen, costs, shared[stage], stage, cuts, excess_of)
         return tuple(chosen)
+
+    @staticmethod
+    def _excess(
+        states: Sequence[State],
+        costs: Mapping[int, StageCost],
+        *,
+        sizes: MessageSizes,
+        handed: Sequence[Handed],
+        limit: int,
+    ) -> int:
+        return max(peak_of(states, costs, sizes, handed) - limit, 0)
 
     def _choose(
         self,
@@ -274,14 +289,13 @@ class Case:
         shared: SharedOnRank,
         stage: int,
         cuts: Cuts,
-        states: Sequence[State],
-        limit: int,
+        excess_of: Callable[[Mapping[int, StageCost]], int],
     ) -> int:
         """Change what a stage recomputes to the cheapest that fits; the bytes that are still too many."""
         ends, rated = (cuts[stage], cuts[stage + 1]), []
         for option in self.options(*ends):
             costs[stage] = self.stage(*ends, option, shared)
-            rated.append((max(peak_of(states, costs) - limit, 0), costs[stage].recompute_s, option))
+            rated.append((excess_of(costs), costs[stage].recompute_s, option))
         excess, _, chosen[stage] = min(rated)
         costs[stage] = self.stage(*ends, chosen[stage], shared)
         return excess
@@ -301,20 +315,19 @@ class Case:
 
     def peaks(self, layout: Layout, cuts: Cuts, regions: Sequence[Regions], rows: Rows) -> tuple[int, ...]:
         """For each rank, the most bytes that it holds."""
-        costs = [dict[int, StageCost]() for _ in rows]
         of_stages = self.stages(layout, cuts, regions)
-        if self._sends_tied:
-            tied = tied_messages(self.costs, cuts)
-            sending = [
-                replace(cost, tied_gradients=to) if to else cost
-                for cost, to in zip(of_stages, tied, strict=True)
-            ]
-            return peak_bytes(self._schedule_of(layout, rows), sending)
+        costs = [dict[int, StageCost]() for _ in rows]
         for stage, rank in enumerate(layout.stage_ranks):
             costs[rank][stage] = of_stages[stage]
-        if self._has_messages:
-            states = self._states_of(layout, rows, of_stages)
-            return tuple(peak_of(of_row, own) for of_row, own in zip(states, costs, strict=True))
-        always = (sum(cost.static_bytes for cost in own.values()) for own in costs)
-        most = most_held(self.problem(layout, cuts, regions), rows)
-        return tuple(int(one + other) for one, other in zip(always, most, strict=True))
+        if not self._sends_tied and not self._has_messages:
+            always = (sum(cost.static_bytes for cost in own.values()) for own in costs)
+            most = most_held(self.problem(layout, cuts, regions), rows)
+            return tuple(int(one + other) for one, other in zip(always, most, strict=True))
+        handing = self._handing(cuts, of_stages)
+        sizes = message_sizes(handing, layout.stage_ranks)
+        handed = handed_on_ranks(handing, layout.stage_ranks)
+        states = self._states_of(layout, rows, sizes.coming)
+        return tuple(
+            peak_of(of_row, own, sizes, of_rank)
+            for of_row, own, of_rank in zip(states, costs, handed, strict=True)
+        )

@@ -6,12 +6,13 @@ same tuple with another microbatch, and what is there already is a list of times
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from partita.errors import ScheduleError
 from partita.listing import first_few
+from partita.planning.costs.sent_along import sent_along
 from partita.planning.costs.stage_cost import StageCost
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.schedules._program import PassKeys, message_of, pass_keys
@@ -110,13 +111,18 @@ class _Writer:
         self._schedule = schedule
         self._costs = costs
         self._cluster = cluster
-        table = edge_table(schedule.stages, edges)
-        forward = _pairs(table)
+        self._sent = sent_along(costs)
+        if edges is None and not schedule.is_lowered:
+            forward, back = ({*pairs} for pairs in self._sent)
+        else:
+            forward = {*_pairs(edge_table(schedule.stages, edges))}
+            back = {(after, before) for before, after in forward}
         tied = self._tied_bytes(forward)
-        gradients = edge_table(schedule.stages, {*forward, *tied})
+        table = edge_table(schedule.stages, forward)
+        gradients = edge_table(schedule.stages, {(to, sender) for sender, to in back} | {*tied})
         self._keys = pass_keys(schedule, table, gradients)
         self._values = 2 * schedule.stages * schedule.microbatches
-        self._edges = self._number_edges(forward, _pairs(gradients), tied)
+        self._edges = self._number_edges(_pairs(table), _pairs(gradients), back, tied)
         self._handled_s = {what: [0.0] * schedule.stages for what in ("F>", "G>")}
         for _, edge in self._edges.values():
             for stage in (edge.sender, edge.receiver):
@@ -248,7 +254,7 @@ class _Writer:
             return self._edges[key][1].first
         return (stage + (self._schedule.stages if what == "G" else 0)) * self._schedule.microbatches
 
-    def _tied_bytes(self, forward: Sequence[tuple[int, int]]) -> dict[tuple[int, int], int]:
+    def _tied_bytes(self, forward: Collection[tuple[int, int]]) -> dict[tuple[int, int], int]:
         """The bytes of tied parameters' gradients by edge, the stage that sends them last. In a schedule with
         sends written out, what has none does not travel.
         """
@@ -264,6 +270,7 @@ class _Writer:
         self,
         forward: Sequence[tuple[int, int]],
         back: Sequence[tuple[int, int]],
+        untied: Collection[tuple[int, int]],
         tied: Mapping[tuple[int, int], int],
     ) -> dict[tuple[str, int, int], tuple[int, TimedEdge]]:
         """Every message's kind with its number, its edge and the links that it competes for.
@@ -271,30 +278,40 @@ class _Writer:
         Args:
             forward: pairs (producer stage, consumer stage) that values go along.
             back: those that gradients go back along.
-            tied: of these gradients, the bytes of tied parameters'.
+            untied: of these, as (sender, receiver), those along which gradients of values go.
+            tied: the bytes of tied parameters' gradients.
         """
-        ranks, keys, carries = self._schedule.stage_ranks, [], set(forward)
-        for before, after in back:
-            if ranks[before] != ranks[after]:
-                keys += [("F>", before, after)] if (before, after) in carries else []
-                keys.append(("G>", after, before))
+        ranks = self._schedule.stage_ranks
+        keys = [("F>", before, after) for before, after in forward if ranks[before] != ranks[after]]
+        keys += [("G>", after, before) for before, after in back if ranks[before] != ranks[after]]
+        keys.sort(key=lambda key: (min(key[1:]), max(key[1:]), key[0]))
         names = _needed_links([self._cluster.links(ranks[sender], ranks[to]) for _, sender, to in keys])
         links = {name: number for number, name in enumerate(dict.fromkeys(n for one in names for n in one))}
         edges = {}
         for number, (key, own) in enumerate(zip(keys, names, strict=True)):
             what, sender, receiver = key
             if what == "F>":
-                size = self._costs[sender].send_bytes
+                size = self._value_bytes(sender, receiver)
             else:
                 size = tied.get((receiver, sender), 0)
-                if (receiver, sender) in carries:
-                    size += self._costs[sender].gradient_bytes(self._costs[receiver])
+                if (sender, receiver) in untied:
+                    size += self._gradient_bytes(sender, receiver)
             ends = (ranks[sender], ranks[receiver])
             seconds, handling_s = self._cluster.transfer_s(size, *ends), self._cluster.handling_s(size, *ends)
             edge = TimedEdge(*key, self._values, seconds, tuple(links[name] for name in own), handling_s)
             edges[key] = number, edge
             self._values += self._schedule.microbatches
         return edges
+
+    def _value_bytes(self, sender: int, receiver: int) -> int:
+        cost = self._costs[sender]
+        return cost.send_bytes if cost.sent_values is None else self._sent[0].get((sender, receiver), 0)
+
+    def _gradient_bytes(self, sender: int, receiver: int) -> int:
+        cost = self._costs[sender]
+        if cost.sent_values is None:
+            return cost.gradient_bytes(self._costs[receiver])
+        return self._sent[1].get((sender, receiver), 0)
 
 
 def _pairs(table: EdgeTable) -> list[tuple[int, int]]:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from partita.planning.costs.stage_cost import StageCost
 from partita.planning.schedules.actions import PASS_KINDS, PASS_NUMBERS, Action, ActionKind
 from partita.planning.schedules.schedule import Schedule
+from partita.planning.simulating.message_sizes import handed_beside, handed_on_ranks, message_sizes
 from partita.planning.simulating.messages import messages_beside
 from partita.planning.simulating.span import Span
-from partita.planning.simulating.tied_on_their_way import tied_beside_passes, untied_gradients
 
 __all__ = ["MemoryStep", "memory_over_time", "peak_bytes"]
 
@@ -75,26 +75,24 @@ def _messages(
     passes: Sequence[tuple[int, Action]], costs: Sequence[StageCost], stage_ranks: Sequence[int]
 ) -> list[int]:
     """What lies on its rank for messages beside each pass; those of a rank are in its order."""
-    waits = any(it.tied_gradients or it.handed_gradients for it in costs)
-    if not waits and not any(it.arriving_bytes or it.arriving_gradient_bytes for it in costs):
+    of_sizes = message_sizes(costs, stage_ranks)
+    handed = handed_on_ranks(costs, stage_ranks)
+    if not any(handed) and not any(of_sizes.coming.values()) and not any(of_sizes.sent.values()):
         return [0] * len(passes)
     of_rank: dict[int, list[int]] = {rank: [] for rank in range(max(stage_ranks) + 1)}
     for number, (rank, _) in enumerate(passes):
         of_rank[rank].append(number)
-    rows = [[passes[number][1] for number in numbers] for numbers in of_rank.values()]
+    rows = [
+        [(PASS_NUMBERS[it.kind], it.stage, it.microbatch or 0) for _, it in map(passes.__getitem__, numbers)]
+        for numbers in of_rank.values()
+    ]
     trains = any(part.kind in _BACKWARD for _, part in passes)
-    tied = tied_beside_passes(rows, costs, stage_ranks) if waits and trains else None
-    arrive, returned = untied_gradients(costs, stage_ranks)
-    returning = {stage for stage, cost in enumerate(costs) if cost.returned_gradient_bytes}
-    placed = [[(PASS_NUMBERS[it.kind], it.stage, it.microbatch or 0) for it in row] for row in rows]
-    beside = messages_beside(placed, stage_ranks, returning)
-    values = [cost.arriving_bytes for cost in costs]
+    beside = messages_beside(rows, stage_ranks, of_sizes.coming)
     sizes = [0] * len(passes)
     for rank, numbers in enumerate(of_rank.values()):
-        for place, (number, messages) in enumerate(zip(numbers, beside[rank], strict=True)):
-            coming = sum((arrive if back else values)[stage] for back, stage in messages.coming)
-            sizes[number] = coming + sum(returned[stage] for stage in messages.sent)
-            sizes[number] += 0 if tied is None else tied[rank][place]
+        waiting = handed_beside(rows[rank], handed[rank] if trains else ())
+        for number, messages, size in zip(numbers, beside[rank], waiting, strict=True):
+            sizes[number] = of_sizes.beside(messages) + size
     return sizes
 
 

@@ -9,20 +9,22 @@ back until it has heard, by other messages, that they were taken (`partita.plann
 
 So how much that is depends on the passes of all ranks: under 1F1B one gradient is held, and up to sixteen
 where nobody answers within the step. And a message is received before the later ones of its sender, whichever
-is needed first.
+is needed first. A value goes straight to each stage that takes it, past those between: a skip connection of a
+U-Net is received long before it is needed where it has to make room for what its sender sends after it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from partita.planning.schedules.arrivals import MOST_UNANSWERED
 
-__all__ = ["RECEIVED_AHEAD", "Beside", "PlacedPass", "messages_beside"]
+__all__ = ["RECEIVED_AHEAD", "Beside", "Link", "PlacedPass", "links_of_neighbours", "messages_beside"]
 
 RECEIVED_AHEAD = 2
 """How many passes ahead of the one that takes it a message is being received."""
@@ -30,9 +32,10 @@ RECEIVED_AHEAD = 2
 PlacedPass = tuple[int, int, int]
 """A pass: its kind (F 0, I 1, W 2, B 3), its stage, its microbatch."""
 
+Link = tuple[bool, int, int]
+"""A kind of message: whether it goes back, the stage that sends it, the stage that takes it."""
+
 _W = 2
-_Message = tuple[bool, int, int]
-"""Whether it goes back, the stage that sends it, the microbatch."""
 
 
 class _Ordered(Protocol):
@@ -46,50 +49,64 @@ class Beside(NamedTuple):
     """What lies on a rank for messages beside a pass.
 
     Attributes:
-        coming: for each message that later passes take and that is being received, whether it goes back, and
-            the stage that takes it; in order.
-        sent: the stages whose gradients, sent back, are held, in order; one that occurs twice has those of
-            two microbatches.
+        coming: the messages that later passes take and that are being received, in order.
+        sent: the gradients, sent back, that are held, in order; a link that occurs twice has those of two
+            microbatches.
     """
 
-    coming: tuple[tuple[bool, int], ...]
-    sent: tuple[int, ...]
+    coming: tuple[Link, ...]
+    sent: tuple[Link, ...]
+
+
+def links_of_neighbours(stage_ranks: Sequence[int], returning: Collection[int]) -> list[Link]:
+    """The links where each stage feeds the next.
+
+    Args:
+        stage_ranks: the rank of each stage.
+        returning: the stages that send gradients back.
+    """
+    links: list[Link] = []
+    for stage, (here, there) in enumerate(pairwise(stage_ranks)):
+        if here != there:
+            links.append((False, stage, stage + 1))
+            links += [(True, stage + 1, stage)] if stage + 1 in returning else []
+    return links
 
 
 def messages_beside(
-    rows: Sequence[Sequence[PlacedPass]], stage_ranks: Sequence[int], returning: Collection[int]
+    rows: Sequence[Sequence[PlacedPass]], stage_ranks: Sequence[int], links: Collection[Link]
 ) -> list[list[Beside]]:
     """For each rank what lies there beside each of its passes; what the pass itself takes counts with it.
 
     Args:
-        rows: for each rank its passes, in order; each stage feeds the next.
+        rows: for each rank its passes, in order.
         stage_ranks: the rank of each stage.
-        returning: the stages that send gradients back.
+        links: which stages on different ranks send to each other.
 
     >>> first = [(0, 0, 0), (0, 0, 1), (3, 0, 0), (3, 0, 1)]
     >>> last = [(0, 1, 0), (3, 1, 0), (0, 1, 1), (3, 1, 1)]
-    >>> beside = messages_beside([first, last], (0, 1), {1})
+    >>> beside = messages_beside([first, last], (0, 1), links_of_neighbours((0, 1), {1}))
     >>> [len(one.coming) for one in beside[0]], [len(one.sent) for one in beside[1]]
     ([1, 2, 1, 0], [0, 0, 1, 1])
     """
-    clocks = _Clocks(rows, stage_ranks, returning)
-    clocks.run()
-    coming: list[list[tuple[int, int, tuple[bool, int]]]] = [[] for _ in rows]
-    for sends in clocks.sends:
+    sends_of_ranks = _Clocks(rows, stage_ranks, links).run()
+    coming: list[list[tuple[int, int, Link]]] = [[] for _ in rows]
+    for sends in sends_of_ranks:
         first = [len(row) for row in rows]
         for sent in reversed(sends):
-            first[sent.to] = min(first[sent.to], sent.taker)
-            takes = sent.goes_back, sent.stage + (-1 if sent.goes_back else 1)
-            coming[sent.to].append((max(first[sent.to] - RECEIVED_AHEAD, 0), sent.taker, takes))
+            there = stage_ranks[sent.link[2]]
+            first[there] = min(first[there], sent.taker)
+            if first[there] < len(rows[there]):
+                coming[there].append((max(first[there] - RECEIVED_AHEAD, 0), sent.taker, sent.link))
     beside = []
-    for row, arriving, sends in zip(rows, coming, clocks.sends, strict=True):
+    for row, arriving, sends in zip(rows, coming, sends_of_ranks, strict=True):
         gradients = [
-            (sent.place + 1, len(row) if sent.last is None else sent.last + 1, sent.stage)
+            (sent.place + 1, len(row) if sent.last is None else sent.last + 1, sent.link)
             for sent in sends
-            if sent.goes_back
+            if sent.link[0]
         ]
         each = zip(_at_each(len(row), arriving), _at_each(len(row), gradients), strict=True)
-        beside.append([Beside(takes, stages) for takes, stages in each])
+        beside.append([Beside(takes, returned) for takes, returned in each])
     return beside
 
 
@@ -99,116 +116,118 @@ class _Sent:
 
     Attributes:
         place: of the pass in its row.
-        stage: of the pass.
-        goes_back: whether it is a gradient; of a value the memory is its stage's anyway.
-        to: the rank that takes it.
-        taker: the place of the pass there that does.
+        link: along which it goes; of a value the memory is its stage's anyway.
+        taker: the place of the pass that takes it.
         is_answered: whether its rank hears that it was taken.
         last: the last pass beside which it is held; None: it is held to the end.
     """
 
     place: int
-    stage: int
-    goes_back: bool
-    to: int
+    link: Link
     taker: int
     is_answered: bool = False
     last: int | None = None
 
 
-@dataclass(eq=False)
 class _Clocks:
-    """How far each rank knows each other one to be: the vector clocks of the runtime, on passes alone.
+    """How far each rank knows each other one to be: the vector clocks of the runtime, on passes alone."""
 
-    Attributes:
-        sends: of each rank, in order.
-    """
-
-    rows: Sequence[Sequence[PlacedPass]]
-    stage_ranks: Sequence[int]
-    returning: Collection[int]
-    sends: list[list[_Sent]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        ranks = len(self.rows)
-        self.sends = [[] for _ in self.rows]
-        self._seen = [[0] * ranks for _ in self.rows]
-        self._open: list[dict[int, list[tuple[int, int, _Sent]]]] = [defaultdict(list) for _ in self.rows]
-        self._answered: list[list[_Sent]] = [[] for _ in self.rows]
-        self._under_way: dict[_Message, list[int]] = {}
+    def __init__(
+        self,
+        rows: Sequence[Sequence[PlacedPass]],
+        stage_ranks: Sequence[int],
+        links: Collection[Link],
+    ) -> None:
+        self._rows = rows
+        self._stage_ranks = stage_ranks
+        self._sends: list[list[_Sent]] = [[] for _ in rows]
+        self._seen = [[0] * len(rows) for _ in rows]
+        self._open: list[dict[int, list[tuple[int, int, _Sent]]]] = [defaultdict(list) for _ in rows]
+        self._answered: list[list[_Sent]] = [[] for _ in rows]
+        self._under_way: dict[tuple[Link, int], list[int]] = {}
         self._places = {
             (kind != 0, stage, microbatch): place
-            for row in self.rows
+            for row in rows
             for place, (kind, stage, microbatch) in enumerate(row)
             if kind != _W
         }
+        self._into: dict[tuple[bool, int], list[Link]] = defaultdict(list)
+        self._out_of: dict[tuple[bool, int], list[Link]] = defaultdict(list)
+        # The nearest stage is sent its message first.
+        for back, sender, taker in sorted(links, key=lambda link: (link[1], abs(link[2] - link[1]))):
+            self._into[back, taker].append((back, sender, taker))
+            self._out_of[back, sender].append((back, sender, taker))
 
-    def run(self) -> None:
-        """Run all rows as far as they go, each pass once what it takes has been sent."""
-        at = [0] * len(self.rows)
-        waiting: dict[_Message, int] = {}
-        runnable = deque(range(len(self.rows)))
+    def run(self) -> list[list[_Sent]]:
+        """Run all rows as far as they go, each pass once all that it takes has been sent; returns what each
+        rank sends, in order.
+        """
+        at = [0] * len(self._rows)
+        waiting: dict[tuple[Link, int], int] = {}
+        runnable = deque(range(len(self._rows)))
         while runnable:
             rank = runnable.popleft()
-            row = self.rows[rank]
-            while at[rank] < len(row):
-                taken = self._taken(rank, row[at[rank]])
-                if taken is not None and taken not in self._under_way:
-                    waiting[taken] = rank
+            row = self._rows[rank]
+            for place in range(at[rank], len(row)):
+                kind, stage, microbatch = row[place]
+                if kind == _W:
+                    self._seen[rank][rank] = place + 1
+                    continue
+                taken = self._taken(kind != 0, stage, microbatch)
+                missing = [message for message in taken if message not in self._under_way]
+                if missing:
+                    waiting[missing[0]] = rank
+                    at[rank] = place
                     break
-                sent = self._step(rank, at[rank], taken)
-                at[rank] += 1
-                if sent in waiting:
-                    runnable.append(waiting.pop(sent))
-        for sends in self.sends:
+                self._take(rank, taken)
+                self._seen[rank][rank] = place + 1
+                for sent in self._send(rank, place):
+                    if sent in waiting:
+                        runnable.append(waiting.pop(sent))
+        for sends in self._sends:
             _end_unanswered(sends)
+        return self._sends
 
-    def _taken(self, rank: int, one: PlacedPass) -> _Message | None:
-        """The message that a pass takes from another rank; None where there is none."""
-        kind, stage, microbatch = one
-        back = kind != 0
-        origin = stage + 1 if back else stage - 1
-        if kind == _W or not self._is_sent(rank, origin, back):
-            return None
-        message = (back, origin, microbatch)
-        return message if message in self._places else None
+    def _taken(self, back: bool, stage: int, microbatch: int) -> list[tuple[Link, int]]:
+        """The messages that a pass takes."""
+        links = self._into.get((back, stage), ())
+        return [(link, microbatch) for link in links if (back, link[1], microbatch) in self._places]
 
-    def _is_sent(self, rank: int, origin: int, back: bool) -> bool:
-        """Whether a stage sends to its neighbour on a rank."""
-        ranks = self.stage_ranks
-        return 0 <= origin < len(ranks) and ranks[origin] != rank and (not back or origin in self.returning)
-
-    def _step(self, rank: int, place: int, taken: _Message | None) -> _Message | None:
-        """Run a pass; returns the message that it sends."""
+    def _take(self, rank: int, taken: Sequence[tuple[Link, int]]) -> None:
+        """What comes in says how far others are, and so what was answered."""
         seen = self._seen[rank]
-        # 1. What comes in says how far others are.
-        if taken is not None:
-            news = self._under_way.pop(taken)
-            seen[:] = map(max, seen, news)
+        for message in taken:
+            seen[:] = map(max, seen, self._under_way.pop(message))
+        if taken:
             for to, unanswered in self._open[rank].items():
                 while unanswered and unanswered[0][0] < seen[to]:
                     sent = heappop(unanswered)[-1]
                     sent.is_answered = True
                     self._answered[rank].append(sent)
-        seen[rank] = place + 1
-        # 2. What was answered is let go of when the next message is sent.
-        kind, stage, microbatch = self.rows[rank][place]
-        back = kind != 0
-        to = stage - 1 if back else stage + 1
-        is_message = 0 <= to < len(self.stage_ranks) and self.stage_ranks[to] != rank
-        if kind == _W or not is_message or (back and stage not in self.returning):
-            return None
+
+    def _send(self, rank: int, place: int) -> list[tuple[Link, int]]:
+        """What a pass sends."""
+        kind, stage, microbatch = self._rows[rank][place]
+        links = self._out_of.get((kind != 0, stage), ())
+        if not links:
+            return []
+        # 1. What was answered is let go of when the next message is sent.
         for sent in self._answered[rank]:
             sent.last = place
         self._answered[rank].clear()
-        # 3. It takes along what this rank knows.
-        there = self.stage_ranks[to]
-        taker = self._places.get((back, to, microbatch), len(self.rows[there]))
-        sent = _Sent(place, stage, back, there, taker)
-        self.sends[rank].append(sent)
-        heappush(self._open[rank][there], (taker, place, sent))
-        self._under_way[back, stage, microbatch] = list(seen)
-        return back, stage, microbatch
+        # 2. Each message takes along what this rank knows.
+        messages = []
+        seen = list(self._seen[rank])
+        for link in links:
+            back, _, to = link
+            there = self._stage_ranks[to]
+            taker = self._places.get((back, to, microbatch), len(self._rows[there]))
+            sent = _Sent(place, link, taker)
+            heappush(self._open[rank][there], (taker, len(self._sends[rank]), sent))
+            self._sends[rank].append(sent)
+            self._under_way[link, microbatch] = seen
+            messages.append((link, microbatch))
+        return messages
 
 
 def _end_unanswered(sends: Sequence[_Sent]) -> None:

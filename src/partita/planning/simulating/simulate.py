@@ -168,7 +168,8 @@ def simulate(
         costs: one a stage, or the plan that has them.
         cluster: speeds and links; the plan's own, or equal ranks with links that take no time, where it is
             not given.
-        edges: pairs (producer stage, consumer stage); without them, each stage feeds the next.
+        edges: pairs (producer stage, consumer stage); without them, those that the costs name
+            (`StageCost.sent_values`), or else each stage feeds the next.
 
     Raises:
         PlanError: not one cost a stage, or fewer ranks in the cluster than in the schedule.
@@ -289,5 +290,6 @@ def _stage_cost(plan: Plan, stage: StagePlan) -> StageCost:
         tied_gradients=stage.tied_gradients,
         handed_gradients=stage.handed_gradients,
         summed_gradients=stage.summed_gradients,
+        sent_values=stage.sent_values,
         static_bytes=static_bytes,
     )

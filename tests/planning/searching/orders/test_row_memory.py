@@ -7,13 +7,15 @@ import pytest
 from partita.planning import Schedule, StageCost, get_schedule, simulate
 from partita.planning.searching.orders.clock import rows_of
 from partita.planning.searching.orders.row_memory import State, peak_of, row_states
-from partita.planning.simulating.messages import messages_beside
+from partita.planning.simulating.message_sizes import handed_on_ranks, message_sizes
+from partita.planning.simulating.messages import links_of_neighbours, messages_beside
 
 
 def _states(schedule: Schedule) -> list[list[State]]:
     rows, microbatches = rows_of(schedule), schedule.microbatches
     placed = [[(kind, stage, number % microbatches) for kind, stage, number in row] for row in rows]
-    beside = messages_beside(placed, schedule.stage_ranks, range(1, schedule.stages))
+    links = links_of_neighbours(schedule.stage_ranks, range(1, schedule.stages))
+    beside = messages_beside(placed, schedule.stage_ranks, links)
     return list(map(row_states, rows, beside))
 
 
@@ -42,10 +44,12 @@ def test_the_peak_of_a_row_is_what_the_simulator_says(name: str) -> None:
             )
             for stage, rank in enumerate(schedule.stage_ranks)
         ]
+        sizes = message_sizes(costs, schedule.stage_ranks)
+        handed = handed_on_ranks(costs, schedule.stage_ranks)
         peaks = []
         for rank, of_row in enumerate(states):
             own = {stage: costs[stage] for stage, at in enumerate(schedule.stage_ranks) if at == rank}
-            peaks.append(peak_of(of_row, own))
+            peaks.append(peak_of(of_row, own, sizes, handed[rank]))
         assert tuple(peaks) == simulate(schedule, costs).peak_bytes
 
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
+from partita.planning.costs.sent_along import sent_along
 from partita.planning.costs.stage_cost import StageCost
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.schedules.actions import ActionKind
@@ -243,10 +244,11 @@ def travel_s(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """For each stage, the seconds of the message to the next stage and of the one to the stage before."""
     down, up = [0.0] * len(costs), [0.0] * len(costs)
+    values, gradients = sent_along(costs)
     for (stage, here), (after, there) in pairwise(enumerate(stage_ranks)):
         if here != there:
-            down[stage] = cluster.transfer_s(costs[stage].send_bytes, here, there)
-            up[after] = cluster.transfer_s(costs[after].gradient_bytes(costs[stage]), there, here)
+            down[stage] = cluster.transfer_s(values.get((stage, after), 0), here, there)
+            up[after] = cluster.transfer_s(gradients.get((after, stage), 0), there, here)
     return tuple(down), tuple(up)
 
 
@@ -254,11 +256,10 @@ def _handling_s(
     costs: Sequence[StageCost], stage_ranks: tuple[int, ...], cluster: Cluster
 ) -> tuple[list[float], list[float]]:
     """For each stage, for how long its rank works for the messages of F, and for those of B or I."""
-    down, up = [0.0] * len(costs), [0.0] * len(costs)
-    for (stage, here), (after, there) in pairwise(enumerate(stage_ranks)):
-        down_s = cluster.handling_s(costs[stage].send_bytes, here, there)
-        up_s = cluster.handling_s(costs[after].gradient_bytes(costs[stage]), there, here)
-        for end in (stage, after):
-            down[end] += down_s
-            up[end] += up_s
-    return down, up
+    works: tuple[list[float], list[float]] = ([0.0] * len(costs), [0.0] * len(costs))
+    for work, sizes in zip(works, sent_along(costs), strict=True):
+        for ends, size in sizes.items():
+            seconds = cluster.handling_s(size, *(stage_ranks[end] for end in ends))
+            for end in ends:
+                work[end] += seconds
+    return works

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from partita.planning.costs.stage_cost import StageCost
 from partita.planning.searching.orders.clock import Pass, has_backward
-from partita.planning.simulating.messages import Beside
+from partita.planning.simulating.message_sizes import Handed, MessageSizes
+from partita.planning.simulating.messages import Beside, Link
 
 __all__ = ["State", "peak_of", "row_states"]
 
@@ -25,15 +26,15 @@ class State(NamedTuple):
         kind: of the pass, F 0, I 1, W 2, B 3.
         stage: of the pass.
         ahead: the messages that are being received (`Beside.coming`).
-        sent: the stages whose gradients, sent back, are held (`Beside.sent`).
+        sent: the gradients, sent back, that are held (`Beside.sent`).
         counts: (stage, microbatches between F and I or B, microbatches between I and W) of each stage.
         waiting: of each stage but the first, how many I or B it is ahead of the stage in front of it.
     """
 
     kind: int
     stage: int
-    ahead: tuple[tuple[bool, int], ...]
-    sent: tuple[int, ...]
+    ahead: tuple[Link, ...]
+    sent: tuple[Link, ...]
     counts: tuple[tuple[int, int, int], ...]
     waiting: tuple[int, ...]
 
@@ -49,7 +50,7 @@ def row_states(row: Sequence[Pass], messages: Sequence[Beside]) -> list[State]:
     for _, stage, _ in row:
         forward[stage] = backward[stage] = done[stage] = 0
     stages = sorted(forward)
-    seen: dict[tuple[int, int, tuple[tuple[bool, int], ...], tuple[int, ...]], set[tuple[int, ...]]] = {}
+    seen: dict[tuple[int, int, tuple[Link, ...], tuple[Link, ...]], set[tuple[int, ...]]] = {}
     for (kind, stage, _), (ahead, sent) in zip(row, messages, strict=True):
         counts = tuple(count for one in stages for count in (forward[one], backward[one]))
         counts += tuple(done[one] - done[front] for front, one in pairwise(stages))
@@ -88,27 +89,29 @@ def _largest(all_counts: set[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return chosen
 
 
-def peak_of(states: Sequence[State], costs: Mapping[int, StageCost]) -> int:
+def peak_of(
+    states: Sequence[State], costs: Mapping[int, StageCost], sizes: MessageSizes, handed: Sequence[Handed]
+) -> int:
     """The most bytes that the row's rank holds.
 
     Args:
         states: of the row.
         costs: of each of the rank's stages.
+        sizes: of messages, from `message_sizes`.
+        handed: of the rank, from `handed_on_ranks`.
     """
     always = sum(cost.static_bytes for cost in costs.values())
     kept = {stage: (cost.activation_bytes, cost.weight_bytes) for stage, cost in costs.items()}
     during = {stage: cost.bytes_during_each for stage, cost in costs.items()}
-    returned = {stage: cost.returned_gradient_bytes for stage, cost in costs.items()}
-    arriving = {stage: (cost.arriving_bytes, cost.arriving_gradient_bytes) for stage, cost in costs.items()}
-    received = dict[tuple[tuple[bool, int], ...], int]()
-    holding = dict[tuple[int, ...], int]()
-    handed = [(stage, *to) for stage, cost in costs.items() for to in cost.handed_gradients]
+    coming, returned = sizes
+    received = dict[tuple[Link, ...], int]()
+    holding = dict[tuple[Link, ...], int]()
     most = 0
     for kind, own, ahead, sent, counts, waiting in states:
         if ahead not in received:
-            received[ahead] = sum(arriving[stage][goes_back] for goes_back, stage in ahead)
+            received[ahead] = sum(coming[link] for link in ahead)
         if sent not in holding:
-            holding[sent] = sum(returned[stage] for stage in sent)
+            holding[sent] = sum(returned[link] for link in sent)
         size = during[own][kind] + received[ahead] + holding[sent]
         for stage, forward, backward in counts:
             activations, left = kept[stage]
@@ -120,9 +123,7 @@ def peak_of(states: Sequence[State], costs: Mapping[int, StageCost]) -> int:
     return always + most
 
 
-def _handed(
-    handed: Sequence[tuple[int, int, int]], kind: int, own: int, stages: list[int], waiting: Sequence[int]
-) -> int:
+def _handed(handed: Sequence[Handed], kind: int, own: int, stages: list[int], waiting: Sequence[int]) -> int:
     """The gradients that wait beside a pass, in bytes; those that it takes count with the pass."""
     size = 0
     for stage, to, of_one in handed:
