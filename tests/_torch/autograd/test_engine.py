@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo import compiled_autograd
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
 from partita._torch.autograd.engine import (
@@ -23,6 +23,7 @@ from partita._torch.autograd.engine import (
     is_large,
     is_opaque,
     leaf_of,
+    let_go_of_leaf,
     run_backward,
     run_nodes,
     sequence_number,
@@ -250,3 +251,17 @@ def test_a_run_is_not_traced_by_compiled_autograd_which_is_on_again_afterwards()
         assert not traced
         (2 * weight).backward(torch.ones(3))
         assert traced
+
+
+def test_a_leaf_is_let_go_of_where_only_its_node_has_it() -> None:
+    weight = torch.randn(3, requires_grad=True)
+    leaves = [torch.randn(3, requires_grad=True) for _ in range(4)]
+    added, multiplied, kept, unused = leaves
+    result = added + multiplied * weight + kept
+    nodes = [get_gradient_edge(leaf).node for leaf in leaves]
+    del added, multiplied, unused
+    while leaves:
+        let_go_of_leaf(leaves)
+    assert [node.variable.numel() for node in nodes] == [0, 3, 3, 0]  # type: ignore[attr-defined]
+    result.sum().backward(inputs=[weight])
+    assert torch.equal(weight.grad, nodes[1].variable)  # type: ignore[arg-type, attr-defined]

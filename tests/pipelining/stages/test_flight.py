@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from partita.errors import ExecutionError
-from partita.pipelining.stages.flight import Flight, detached, hand_to_caller, roots_of
+from partita.pipelining.stages.backward.split_backward import input_pass
+from partita.pipelining.stages.flight import Flight, detached, hand_to_caller, let_go_of_inputs, roots_of
 
 
 def test_detached_keeps_the_structure() -> None:
@@ -36,3 +38,28 @@ def test_gradients_of_two_inputs_from_one_graph_go_back_to_the_caller_together()
     first, second = squares[:1], squares[1:]
     hand_to_caller({"a": first, "b": second, "c": start}, {"a": torch.ones(1), "b": torch.ones(1), "c": None})
     assert torch.equal(start.grad, torch.full((2,), 2.0))  # type: ignore[arg-type]
+
+
+def test_what_w_does_not_need_of_a_stages_inputs_is_free_after_i() -> None:
+    """The graph that W keeps has them all: a stage that began with attention kept queries, keys and values of
+    each microbatch until its W.
+    """
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    values = {name: torch.randn(3, 4) for name in ("multiplied", "added", "watched")}
+    leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
+    watched = leaves["watched"]
+    output = second((first(leaves["multiplied"]) + leaves["added"] + watched).exp())
+    flight = Flight(leaves, {"output": output}, {}, False)
+    half = input_pass([output], [torch.ones(3, 4)], list(leaves.values()))
+    by_name = dict(leaves)
+    node = torch.autograd.graph.get_gradient_edge(by_name.pop("added")).node
+    del leaves, by_name, output
+    flight.outputs.clear()
+    let_go_of_inputs(flight)
+    assert node.variable.nbytes == 0  # type: ignore[attr-defined]
+    assert torch.equal(watched, values["watched"])
+    half.weights.run()
+    uncut = second((first(values["multiplied"]) + values["added"] + watched).exp())
+    expected = torch.autograd.grad(uncut.sum(), [first.weight, second.weight])
+    assert torch.equal(first.weight.grad, expected[0])  # type: ignore[arg-type]
+    assert torch.equal(second.weight.grad, expected[1])  # type: ignore[arg-type]

@@ -317,6 +317,33 @@ def leaf_of(node: Node) -> Tensor | None:
     return getattr(node, "variable", None)
 
 
+def let_go_of_leaf(leaves: list[Tensor]) -> None:
+    """Take the last tensor off the list and free its memory, where nobody has it but its own node in an
+    autograd graph: that node has it for as long as there is the graph, and needs it no more.
+    """
+    leaf = leaves.pop()
+    if type(leaf) is Tensor and _owners(leaf) == _OWNERS_OF_LEAF:
+        leaf.data = leaf.new_empty(0)
+
+
+def _owners(leaf: Tensor) -> tuple[int, int]:
+    """How many there are in Python, and in torch."""
+    return sys.getrefcount(leaf), leaf._use_count()  # type: ignore[attr-defined]
+
+
+def _owners_of_leaf() -> tuple[int, int]:
+    leaves = [torch.empty(0, requires_grad=True)]
+    node = torch.autograd.graph.get_gradient_edge(leaves[0]).node
+    leaf = leaves.pop()
+    owners = _owners(leaf)
+    del node
+    return owners
+
+
+_OWNERS_OF_LEAF = _owners_of_leaf()
+"""Of a leaf that a variable has, and its own node. Counted, since Python's versions differ in it."""
+
+
 def sequence_number(node: Node) -> int:
     """Return the node's priority: of those that are ready, the engine runs the one with the largest first."""
     return node._sequence_nr()

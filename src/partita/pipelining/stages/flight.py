@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from partita._torch.autograd.engine import let_go_of_leaf
 from partita._torch.autograd.region_switches import is_any_autocast_enabled
 from partita._torch.containers.pytree import tree_map
 from partita.errors import ExecutionError
 from partita.pipelining.recompute.checkpointed_pass import CheckpointedPass
 
-__all__ = ["Flight", "detached", "hand_to_caller", "leaf_of", "roots_of"]
+__all__ = ["Flight", "detached", "hand_to_caller", "leaf_of", "let_go_of_inputs", "roots_of"]
 
 
 @dataclass(slots=True)
@@ -81,6 +82,16 @@ def hand_to_caller(sources: Mapping[str, Tensor], gradients: Mapping[str, Tensor
     names = [name for name in sources if gradients.get(name) is not None]
     if names:  # together: they may come from one graph, which can go back only once
         torch.autograd.backward([sources[name] for name in names], [gradients[name] for name in names])
+
+
+def let_go_of_inputs(flight: Flight) -> None:
+    """Free the stage's inputs once I has their gradients: what W keeps of the graph has them all, though W
+    may need none.
+    """
+    leaves = [leaf for leaf in flight.leaves.values() if leaf.requires_grad]
+    flight.leaves.clear()
+    while leaves:
+        let_go_of_leaf(leaves)
 
 
 def detached(tree: Any) -> Any:

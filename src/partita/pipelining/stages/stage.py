@@ -28,7 +28,7 @@ from partita.pipelining.stages.backward.tied_share import TiedShares, kept_apart
 from partita.pipelining.stages.compile_module import compile_module
 from partita.pipelining.stages.copying import CopiedInItsProcess
 from partita.pipelining.stages.data_parallel import GradientReduction, gradient_reduction
-from partita.pipelining.stages.flight import Flight, hand_to_caller, roots_of
+from partita.pipelining.stages.flight import Flight, hand_to_caller, let_go_of_inputs, roots_of
 from partita.pipelining.stages.hooked_parameters import HookedParameters
 from partita.pipelining.stages.original_model import OriginalModel
 from partita.pipelining.stages.other_ranks import check_replicas
@@ -365,6 +365,8 @@ class Stage(CopiedInItsProcess, ABC):
         self._late[microbatch] = half.weights.run
         if flight.sources:
             hand_to_caller(flight.sources, {**gradients, **results})
+        del roots
+        let_go_of_inputs(flight)
         return results
 
     def backward_weight(self, microbatch: int) -> None:

@@ -217,14 +217,6 @@ class CostModel:
             return left + (self.entry_left_bytes[first - 1] if first else 0)
         return left + self.kept_bytes(first, last) - sum(self.units[unit].activation_bytes for unit in units)
 
-    def released_bytes(self, first: int) -> int:
-        """What a stage that begins with the unit `first` keeps of what enters until I has run, and W does not
-        need.
-        """
-        if not first or self.entry_bytes is None or self.entry_left_bytes is None:
-            return 0
-        return self.entry_bytes[first - 1] - self.entry_left_bytes[first - 1]
-
     def messages(self, first: int, last: int, shared: SharedOnRank = NOTHING_SHARED) -> Messages:
         """What a stage of the units from `first` to `last` is sent and sends back. Counted where it is known
         what crosses (`entry_bytes`).

@@ -90,10 +90,11 @@ def recomputed_cost(
     if not handed:
         return once
     # An earlier stage of the rank has put that out, or been sent it, and keeps it as long.
+    # It lets go of that in its I; what W of this one needs is here until then.
     return replace(
         once,
         activation_bytes=max(once.activation_bytes - handed, 0),
-        weight_activation_bytes=max(once.weight_bytes - max(handed - costs.released_bytes(first_unit), 0), 0),
+        weight_activation_bytes=once.weight_bytes,
     )
 
 
