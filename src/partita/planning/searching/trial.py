@@ -25,9 +25,9 @@ from partita.planning.searching.orders.clock import (
     overflow,
     run_rows,
 )
-from partita.planning.searching.orders.row_memory import State, peak_of, row_states
+from partita.planning.searching.orders.row_memory import RowStates, State, peak_of, row_states
 from partita.planning.simulating.gradient_sums import gradient_sums
-from partita.planning.simulating.message_sizes import Handed, MessageSizes, handed_on_ranks, message_sizes
+from partita.planning.simulating.message_sizes import Handed, handed_on_ranks, message_sizes
 from partita.planning.simulating.messages import Link, messages_beside
 
 __all__ = ["Case", "Trial"]
@@ -84,7 +84,7 @@ class Case:
         self.recompute = recompute
         self._stages: dict[tuple[int, int, Regions, SharedOnRank], StageCost] = {}
         self._options: dict[tuple[int, int], list[Regions]] = {}
-        self._states: dict[tuple[object, ...], tuple[Rows, list[list[State]]]] = {}
+        self._states: dict[tuple[object, ...], tuple[Rows, list[RowStates]]] = {}
         self._limits = [cluster.memory(rank) for rank in range(cluster.ranks)]
         self._sends_tied = any(tied.gradient_bytes for tied in costs.tied)
         self._sums_tied = any(tied.reduced_bytes for tied in costs.tied)
@@ -214,7 +214,7 @@ class Case:
         """Whether stages have what depends on the order of passes, which a `Problem` does not know."""
         return self.costs.entry_bytes is not None
 
-    def _states_of(self, layout: Layout, rows: Rows, links: Collection[Link]) -> list[list[State]]:
+    def _states_of(self, layout: Layout, rows: Rows, links: Collection[Link]) -> list[RowStates]:
         """`row_states` of each row, remembered for rows that are tried with other costs again."""
         key = (layout.stage_ranks, frozenset(links), *map(id, rows))
         if key not in self._states:
@@ -261,7 +261,13 @@ class Case:
             costs = {
                 stage: self.stage(cuts[stage], cuts[stage + 1], chosen[stage], shared[stage]) for stage in own
             }
-            excess_of = partial(self._excess, of_rows[rank], sizes=sizes, handed=handed[rank], limit=limit)
+            excess_of = partial(
+                self._excess,
+                of_rows[rank].states,
+                message_bytes=of_rows[rank].message_bytes(sizes),
+                handed=handed[rank],
+                limit=limit,
+            )
             for stage in own:
                 if not self._choose(chosen, costs, shared[stage], stage, cuts, excess_of):
                     break
@@ -276,11 +282,11 @@ class Case:
         states: Sequence[State],
         costs: Mapping[int, StageCost],
         *,
-        sizes: MessageSizes,
+        message_bytes: Sequence[int],
         handed: Sequence[Handed],
         limit: int,
     ) -> int:
-        return max(peak_of(states, costs, sizes, handed) - limit, 0)
+        return max(peak_of(states, costs, message_bytes, handed) - limit, 0)
 
     def _choose(
         self,
@@ -328,6 +334,6 @@ class Case:
         handed = handed_on_ranks(handing, layout.stage_ranks)
         states = self._states_of(layout, rows, sizes.coming)
         return tuple(
-            peak_of(of_row, own, sizes, of_rank)
+            peak_of(of_row.states, own, of_row.message_bytes(sizes), of_rank)
             for of_row, own, of_rank in zip(states, costs, handed, strict=True)
         )

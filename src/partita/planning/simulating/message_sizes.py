@@ -31,8 +31,8 @@ class MessageSizes(NamedTuple):
 
     def beside(self, messages: Beside) -> int:
         """What lies on a rank beside a pass."""
-        coming, sent = self
-        return sum(coming[link] for link in messages.coming) + sum(sent[link] for link in messages.sent)
+        coming = sum(map(self.coming.__getitem__, messages.coming))
+        return coming + sum(map(self.sent.__getitem__, messages.sent))
 
 
 def message_sizes(costs: Sequence[StageCost], stage_ranks: Sequence[int]) -> MessageSizes:

@@ -15,6 +15,7 @@ U-Net is received long before it is needed where it has to make room for what it
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import defaultdict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ Link = tuple[bool, int, int]
 """A kind of message: whether it goes back, the stage that sends it, the stage that takes it."""
 
 _W = 2
+_Way = tuple[bool, int]
+"""Whether a pass goes back, and its stage."""
 
 
 class _Ordered(Protocol):
@@ -145,18 +148,22 @@ class _Clocks:
         self._open: list[dict[int, list[tuple[int, int, _Sent]]]] = [defaultdict(list) for _ in rows]
         self._answered: list[list[_Sent]] = [[] for _ in rows]
         self._under_way: dict[tuple[Link, int], list[int]] = {}
-        self._places = {
-            (kind != 0, stage, microbatch): place
-            for row in rows
-            for place, (kind, stage, microbatch) in enumerate(row)
-            if kind != _W
-        }
-        self._into: dict[tuple[bool, int], list[Link]] = defaultdict(list)
-        self._out_of: dict[tuple[bool, int], list[Link]] = defaultdict(list)
+        # By way and stage: the place of each microbatch's pass, and the links that it takes and sends on.
+        self._places: dict[_Way, dict[int, int]] = {}
+        for row in rows:
+            for place, (kind, stage, microbatch) in enumerate(row):
+                if kind != _W:
+                    self._places.setdefault((kind != 0, stage), {})[microbatch] = place
+        self._into: dict[_Way, list[tuple[Link, dict[int, int]]]] = {way: [] for way in self._places}
+        self._out_of: dict[_Way, list[tuple[Link, int, dict[int, int]]]] = {way: [] for way in self._places}
         # The nearest stage is sent its message first.
-        for back, sender, taker in sorted(links, key=lambda link: (link[1], abs(link[2] - link[1]))):
-            self._into[back, taker].append((back, sender, taker))
-            self._out_of[back, sender].append((back, sender, taker))
+        for link in sorted(links, key=lambda link: (link[1], abs(link[2] - link[1]))):
+            back, sender, taker = link
+            made, taken = self._places.get((back, sender), {}), self._places.get((back, taker), {})
+            if taken:
+                self._into[back, taker].append((link, made))
+            if made:
+                self._out_of[back, sender].append((link, stage_ranks[taker], taken))
 
     def run(self) -> list[list[_Sent]]:
         """Run all rows as far as they go, each pass once all that it takes has been sent; returns what each
@@ -164,70 +171,66 @@ class _Clocks:
         """
         at = [0] * len(self._rows)
         waiting: dict[tuple[Link, int], int] = {}
+        under_way = self._under_way
         runnable = deque(range(len(self._rows)))
         while runnable:
             rank = runnable.popleft()
-            row = self._rows[rank]
+            row, seen = self._rows[rank], self._seen[rank]
             for place in range(at[rank], len(row)):
                 kind, stage, microbatch = row[place]
                 if kind == _W:
-                    self._seen[rank][rank] = place + 1
                     continue
-                taken = self._taken(kind != 0, stage, microbatch)
-                missing = [message for message in taken if message not in self._under_way]
-                if missing:
-                    waiting[missing[0]] = rank
+                # 1. It waits for all that it takes.
+                taken = [
+                    (link, microbatch) for link, made in self._into[kind != 0, stage] if microbatch in made
+                ]
+                missing = next((message for message in taken if message not in under_way), None)
+                if missing is not None:
+                    waiting[missing] = rank
                     at[rank] = place
                     break
-                self._take(rank, taken)
-                self._seen[rank][rank] = place + 1
-                for sent in self._send(rank, place):
-                    if sent in waiting:
-                        runnable.append(waiting.pop(sent))
+                if taken:
+                    self._take(rank, taken)
+                # 2. Others wait for what it sends.
+                seen[rank] = place + 1
+                links = self._out_of[kind != 0, stage]
+                if links:
+                    self._send(rank, place, microbatch, links)
+                    for link, _, _ in links:
+                        if (link, microbatch) in waiting:
+                            runnable.append(waiting.pop((link, microbatch)))
         for sends in self._sends:
             _end_unanswered(sends)
         return self._sends
-
-    def _taken(self, back: bool, stage: int, microbatch: int) -> list[tuple[Link, int]]:
-        """The messages that a pass takes."""
-        links = self._into.get((back, stage), ())
-        return [(link, microbatch) for link in links if (back, link[1], microbatch) in self._places]
 
     def _take(self, rank: int, taken: Sequence[tuple[Link, int]]) -> None:
         """What comes in says how far others are, and so what was answered."""
         seen = self._seen[rank]
         for message in taken:
             seen[:] = map(max, seen, self._under_way.pop(message))
-        if taken:
-            for to, unanswered in self._open[rank].items():
-                while unanswered and unanswered[0][0] < seen[to]:
-                    sent = heappop(unanswered)[-1]
-                    sent.is_answered = True
-                    self._answered[rank].append(sent)
+        for to, unanswered in self._open[rank].items():
+            while unanswered and unanswered[0][0] < seen[to]:
+                sent = heappop(unanswered)[-1]
+                sent.is_answered = True
+                self._answered[rank].append(sent)
 
-    def _send(self, rank: int, place: int) -> list[tuple[Link, int]]:
-        """What a pass sends."""
-        kind, stage, microbatch = self._rows[rank][place]
-        links = self._out_of.get((kind != 0, stage), ())
-        if not links:
-            return []
+    def _send(
+        self, rank: int, place: int, microbatch: int, links: Sequence[tuple[Link, int, dict[int, int]]]
+    ) -> None:
         # 1. What was answered is let go of when the next message is sent.
         for sent in self._answered[rank]:
             sent.last = place
         self._answered[rank].clear()
         # 2. Each message takes along what this rank knows.
-        messages = []
-        seen = list(self._seen[rank])
-        for link in links:
-            back, _, to = link
-            there = self._stage_ranks[to]
-            taker = self._places.get((back, to, microbatch), len(self._rows[there]))
+        sends, seen = self._sends[rank], list(self._seen[rank])
+        for link, there, taken in links:
+            taker = taken.get(microbatch)
+            if taker is None:
+                taker = len(self._rows[there])
             sent = _Sent(place, link, taker)
-            heappush(self._open[rank][there], (taker, len(self._sends[rank]), sent))
-            self._sends[rank].append(sent)
+            heappush(self._open[rank][there], (taker, len(sends), sent))
+            sends.append(sent)
             self._under_way[link, microbatch] = seen
-            messages.append((link, microbatch))
-        return messages
 
 
 def _end_unanswered(sends: Sequence[_Sent]) -> None:
@@ -250,12 +253,14 @@ def _at_each(places: int, spans: Sequence[tuple[int, int, _T]]) -> list[tuple[_T
             begins[start].append(what)
             ends[end].append(what)
     at_each: list[tuple[_T, ...]] = []
+    here: list[_T] = []
     now: tuple[_T, ...] = ()
     for begun, ended in zip(begins[:places], ends[:places], strict=True):
         if begun or ended:
-            rest = [*now, *begun]
+            for what in begun:
+                insort(here, what)
             for what in ended:
-                rest.remove(what)
-            now = tuple(sorted(rest))
+                del here[bisect_left(here, what)]
+            now = tuple(here)
         at_each.append(now)
     return at_each

@@ -6,12 +6,12 @@ import pytest
 
 from partita.planning import Schedule, StageCost, get_schedule, simulate
 from partita.planning.searching.orders.clock import rows_of
-from partita.planning.searching.orders.row_memory import State, peak_of, row_states
+from partita.planning.searching.orders.row_memory import RowStates, peak_of, row_states
 from partita.planning.simulating.message_sizes import handed_on_ranks, message_sizes
 from partita.planning.simulating.messages import links_of_neighbours, messages_beside
 
 
-def _states(schedule: Schedule) -> list[list[State]]:
+def _states(schedule: Schedule) -> list[RowStates]:
     rows, microbatches = rows_of(schedule), schedule.microbatches
     placed = [[(kind, stage, number % microbatches) for kind, stage, number in row] for row in rows]
     links = links_of_neighbours(schedule.stage_ranks, range(1, schedule.stages))
@@ -49,9 +49,9 @@ def test_the_peak_of_a_row_is_what_the_simulator_says(name: str) -> None:
         peaks = []
         for rank, of_row in enumerate(states):
             own = {stage: costs[stage] for stage, at in enumerate(schedule.stage_ranks) if at == rank}
-            peaks.append(peak_of(of_row, own, sizes, handed[rank]))
+            peaks.append(peak_of(of_row.states, own, of_row.message_bytes(sizes), handed[rank]))
         assert tuple(peaks) == simulate(schedule, costs).peak_bytes
 
 
 def test_a_row_has_few_states_that_count() -> None:
-    assert max(map(len, _states(get_schedule("1F1B")(4, 64)))) <= 12
+    assert max(len(one.states) for one in _states(get_schedule("1F1B")(4, 64))) <= 12

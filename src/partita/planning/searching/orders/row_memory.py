@@ -7,16 +7,15 @@ its peak for other costs is known without going through it again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from operator import le
 from typing import NamedTuple
 
 from partita.planning.costs.stage_cost import StageCost
 from partita.planning.searching.orders.clock import Pass, has_backward
 from partita.planning.simulating.message_sizes import Handed, MessageSizes
-from partita.planning.simulating.messages import Beside, Link
+from partita.planning.simulating.messages import Beside
 
-__all__ = ["State", "peak_of", "row_states"]
+__all__ = ["RowStates", "State", "peak_of", "row_states"]
 
 
 class State(NamedTuple):
@@ -25,59 +24,76 @@ class State(NamedTuple):
     Attributes:
         kind: of the pass, F 0, I 1, W 2, B 3.
         stage: of the pass.
-        ahead: the messages that are being received (`Beside.coming`).
-        sent: the gradients, sent back, that are held (`Beside.sent`).
+        messages: which of `RowStates.messages` lie there.
         counts: (stage, microbatches between F and I or B, microbatches between I and W) of each stage.
         waiting: of each stage but the first, how many I or B it is ahead of the stage in front of it.
     """
 
     kind: int
     stage: int
-    ahead: tuple[Link, ...]
-    sent: tuple[Link, ...]
+    messages: int
     counts: tuple[tuple[int, int, int], ...]
     waiting: tuple[int, ...]
 
 
-def row_states(row: Sequence[Pass], messages: Sequence[Beside]) -> list[State]:
+class RowStates(NamedTuple):
+    """The states of a row.
+
+    Attributes:
+        states: those in which it may hold most.
+        messages: what lies there for messages in any of them, each once.
+    """
+
+    states: list[State]
+    messages: list[Beside]
+
+    def message_bytes(self, sizes: MessageSizes) -> list[int]:
+        """The bytes of each of `messages`."""
+        return list(map(sizes.beside, self.messages))
+
+
+def row_states(row: Sequence[Pass], messages: Sequence[Beside]) -> RowStates:
     """The states of the row in which it may hold most.
 
     Args:
         messages: beside each pass, from `messages_beside`.
     """
     trains = has_backward(row)
-    forward, backward, done = dict[int, int](), dict[int, int](), dict[int, int]()
-    for _, stage, _ in row:
-        forward[stage] = backward[stage] = done[stage] = 0
-    stages = sorted(forward)
-    seen: dict[tuple[int, int, tuple[Link, ...], tuple[Link, ...]], set[tuple[int, ...]]] = {}
-    for (kind, stage, _), (ahead, sent) in zip(row, messages, strict=True):
-        counts = tuple(count for one in stages for count in (forward[one], backward[one]))
-        counts += tuple(done[one] - done[front] for front, one in pairwise(stages))
-        seen.setdefault((kind, stage, ahead, sent), set()).add(counts)
+    stages = sorted({stage for _, stage, _ in row})
+    own, last = 2 * len(stages), len(stages) - 1
+    numbers = {stage: number for number, stage in enumerate(stages)}
+    now = [0] * (own + last)
+    different: dict[Beside, int] = {}
+    seen: dict[tuple[int, int, int], set[tuple[int, ...]]] = {}
+    for (kind, stage, _), beside in zip(row, messages, strict=True):
+        which = different.setdefault(beside, len(different))
+        seen.setdefault((kind, stage, which), set()).add(tuple(now))
         if not trains:
             continue
+        number = numbers[stage]
         if kind == 0:
-            forward[stage] += 1
+            now[2 * number] += 1
         elif kind == 2:
-            backward[stage] -= 1
+            now[2 * number + 1] -= 1
         else:
-            forward[stage] -= 1
-            backward[stage] += kind == 1
-            done[stage] += 1
-    own = 2 * len(stages)
-    return [
+            now[2 * number] -= 1
+            now[2 * number + 1] += kind == 1
+            if number:
+                now[own + number - 1] += 1
+            if number < last:
+                now[own + number] -= 1
+    states = [
         State(
             kind,
             stage,
-            ahead,
-            sent,
+            which,
             tuple(zip(stages, counts[:own:2], counts[1:own:2], strict=True)),
             counts[own:],
         )
-        for (kind, stage, ahead, sent), all_counts in seen.items()
+        for (kind, stage, which), all_counts in seen.items()
         for counts in _largest(all_counts)
     ]
+    return RowStates(states, list(different))
 
 
 def _largest(all_counts: set[tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -90,29 +106,25 @@ def _largest(all_counts: set[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 def peak_of(
-    states: Sequence[State], costs: Mapping[int, StageCost], sizes: MessageSizes, handed: Sequence[Handed]
+    states: Sequence[State],
+    costs: Mapping[int, StageCost],
+    message_bytes: Sequence[int],
+    handed: Sequence[Handed],
 ) -> int:
     """The most bytes that the row's rank holds.
 
     Args:
         states: of the row.
         costs: of each of the rank's stages.
-        sizes: of messages, from `message_sizes`.
+        message_bytes: from `RowStates.message_bytes`.
         handed: of the rank, from `handed_on_ranks`.
     """
     always = sum(cost.static_bytes for cost in costs.values())
     kept = {stage: (cost.activation_bytes, cost.weight_bytes) for stage, cost in costs.items()}
     during = {stage: cost.bytes_during_each for stage, cost in costs.items()}
-    coming, returned = sizes
-    received = dict[tuple[Link, ...], int]()
-    holding = dict[tuple[Link, ...], int]()
     most = 0
-    for kind, own, ahead, sent, counts, waiting in states:
-        if ahead not in received:
-            received[ahead] = sum(coming[link] for link in ahead)
-        if sent not in holding:
-            holding[sent] = sum(returned[link] for link in sent)
-        size = during[own][kind] + received[ahead] + holding[sent]
+    for kind, own, messages, counts, waiting in states:
+        size = during[own][kind] + message_bytes[messages]
         for stage, forward, backward in counts:
             activations, left = kept[stage]
             size += forward * activations + backward * left
