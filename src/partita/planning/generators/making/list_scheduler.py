@@ -110,7 +110,8 @@ class ListScheduler:
         self._forward_at: list[deque[float]] = [deque() for _ in range(stages)]
         self._input_at: list[deque[float]] = [deque() for _ in range(stages)]
         self._forward_at[0].extend([0.0] * problem.microbatches)
-        self._counts = {kind: [0] * stages for kind in (_F, _I, _W)}
+        # How many of each stage's F, I or B, and W have started.
+        self._forwards, self._inputs, self._weights = ([0] * stages for _ in range(3))
         self._late: list[deque[int]] = [deque() for _ in range(ranks)]
         self._memory_left = list(problem.capacity)
         self._first_s: list[float | None] = [None] * ranks
@@ -174,30 +175,30 @@ class ListScheduler:
         if tails is None:
             raise AssertionError("unreachable: the rule has tails")
         forward, backward, weight = tails.seconds
-        problem, counts, memory_left = self._problem, self._counts, self._memory_left[rank]
+        problem, memory_left = self._problem, self._memory_left[rank]
         ready: tuple[float, ActionKind, int] | None = None
         coming: list[tuple[float, float]] = []
         for stage in self._own[rank]:
             first = stage * problem.microbatches
-            for kind, arrivals, needs, by_pass in (
-                (_I, self._input_at[stage], self._needs[stage], backward),
-                (_F, self._forward_at[stage], self._claim[stage], forward),
+            for kind, arrivals, needs, by_pass, counts in (
+                (_I, self._input_at[stage], self._needs[stage], backward, self._inputs),
+                (_F, self._forward_at[stage], self._claim[stage], forward, self._forwards),
             ):
                 if arrivals and needs <= memory_left:
-                    tail_s = by_pass[first + counts[kind][stage]]
+                    tail_s = by_pass[first + counts[stage]]
                     if arrivals[0] > now_s:
                         coming.append((tail_s, arrivals[0]))
                     elif ready is None or tail_s > ready[0]:
                         ready = (tail_s, kind, stage)
-            if stage not in self._rule.whole and counts[_W][stage] < counts[_I][stage]:
-                tail_s = weight[first + counts[_W][stage]]
+            if stage not in self._rule.whole and self._weights[stage] < self._inputs[stage]:
+                tail_s = weight[first + self._weights[stage]]
                 if ready is None or tail_s > ready[0]:
                     ready = (tail_s, _W, stage)
         if ready is None:
             return None
         tail_s, kind, stage = ready
-        takes_s = {_F: problem.forward_s, _I: self._input_s, _W: self._weight_s}[kind][stage]
-        until_s = now_s + tails.wait * takes_s
+        takes_s = problem.forward_s if kind is _F else self._input_s if kind is _I else self._weight_s
+        until_s = now_s + tails.wait * takes_s[stage]
         # What is waited for has to come before that would end, and must gain more than is lost by waiting.
         for other_s, arrival_s in coming:
             if arrival_s < until_s and other_s - tail_s > arrival_s - now_s:
@@ -209,12 +210,13 @@ class ListScheduler:
             return True
         if self._deadlines is None or stage < 0:
             return False
-        return end_s + self._input_s[stage] > self._deadlines[stage][self._counts[_I][stage]]
+        return end_s + self._input_s[stage] > self._deadlines[stage][self._inputs[stage]]
 
     def _start(self, kind: ActionKind, stage: int, rank: int, now_s: float) -> None:
         problem = self._problem
-        number = self._counts[kind][stage]
-        self._counts[kind][stage] += 1
+        counts = self._forwards if kind is _F else self._inputs if kind is _I else self._weights
+        number = counts[stage]
+        counts[stage] = number + 1
         whole = kind is _I and stage in self._rule.whole
         self._rows[rank].append((_B if whole else kind, stage, number))
         if self._first_s[rank] is None:
