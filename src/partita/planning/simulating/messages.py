@@ -18,7 +18,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -37,8 +37,6 @@ Link = tuple[bool, int, int]
 """A kind of message: whether it goes back, the stage that sends it, the stage that takes it."""
 
 _W = 2
-_Way = tuple[bool, int]
-"""Whether a pass goes back, and its stage."""
 
 
 class _Ordered(Protocol):
@@ -132,6 +130,26 @@ class _Sent:
     last: int | None = None
 
 
+@dataclass(slots=True, eq=False)
+class _Channel:
+    """What goes along a link.
+
+    Attributes:
+        to: the rank that takes it.
+        sent_at: by microbatch, the place of the pass that sends it.
+        taken_at: likewise of the pass that takes it.
+        news: by microbatch, of what is under way, what its sender knew.
+        waiting: by microbatch, the rank that waits for it.
+    """
+
+    link: Link
+    to: int
+    sent_at: dict[int, int]
+    taken_at: dict[int, int]
+    news: dict[int, list[int]] = field(default_factory=dict)
+    waiting: dict[int, int] = field(default_factory=dict)
+
+
 class _Clocks:
     """How far each rank knows each other one to be: the vector clocks of the runtime, on passes alone."""
 
@@ -142,36 +160,31 @@ class _Clocks:
         links: Collection[Link],
     ) -> None:
         self._rows = rows
-        self._stage_ranks = stage_ranks
         self._sends: list[list[_Sent]] = [[] for _ in rows]
         self._seen = [[0] * len(rows) for _ in rows]
         self._open: list[dict[int, list[tuple[int, int, _Sent]]]] = [defaultdict(list) for _ in rows]
         self._answered: list[list[_Sent]] = [[] for _ in rows]
-        self._under_way: dict[tuple[Link, int], list[int]] = {}
-        # By way and stage: the place of each microbatch's pass, and the links that it takes and sends on.
-        self._places: dict[_Way, dict[int, int]] = {}
+        # For the passes of each stage, forward and back: their places, and what they take and send.
+        places: tuple[list[dict[int, int]], ...] = tuple([{} for _ in stage_ranks] for _ in range(2))
         for row in rows:
             for place, (kind, stage, microbatch) in enumerate(row):
                 if kind != _W:
-                    self._places.setdefault((kind != 0, stage), {})[microbatch] = place
-        self._into: dict[_Way, list[tuple[Link, dict[int, int]]]] = {way: [] for way in self._places}
-        self._out_of: dict[_Way, list[tuple[Link, int, dict[int, int]]]] = {way: [] for way in self._places}
+                    places[kind != 0][stage][microbatch] = place
+        self._into, self._out_of = (
+            tuple([list[_Channel]() for _ in stage_ranks] for _ in range(2)) for _ in range(2)
+        )
         # The nearest stage is sent its message first.
         for link in sorted(links, key=lambda link: (link[1], abs(link[2] - link[1]))):
             back, sender, taker = link
-            made, taken = self._places.get((back, sender), {}), self._places.get((back, taker), {})
-            if taken:
-                self._into[back, taker].append((link, made))
-            if made:
-                self._out_of[back, sender].append((link, stage_ranks[taker], taken))
+            channel = _Channel(link, stage_ranks[taker], places[back][sender], places[back][taker])
+            self._into[back][taker].append(channel)
+            self._out_of[back][sender].append(channel)
 
     def run(self) -> list[list[_Sent]]:
         """Run all rows as far as they go, each pass once all that it takes has been sent; returns what each
         rank sends, in order.
         """
         at = [0] * len(self._rows)
-        waiting: dict[tuple[Link, int], int] = {}
-        under_way = self._under_way
         runnable = deque(range(len(self._rows)))
         while runnable:
             rank = runnable.popleft()
@@ -181,56 +194,56 @@ class _Clocks:
                 if kind == _W:
                     continue
                 # 1. It waits for all that it takes.
-                taken = [
-                    (link, microbatch) for link, made in self._into[kind != 0, stage] if microbatch in made
-                ]
-                missing = next((message for message in taken if message not in under_way), None)
+                channels = self._into[kind != 0][stage]
+                missing = None
+                for channel in channels:
+                    if microbatch not in channel.news and microbatch in channel.sent_at:
+                        missing = channel
                 if missing is not None:
-                    waiting[missing] = rank
+                    missing.waiting[microbatch] = rank
                     at[rank] = place
                     break
-                if taken:
-                    self._take(rank, taken)
+                if channels:
+                    self._take(rank, microbatch, channels)
                 # 2. Others wait for what it sends.
                 seen[rank] = place + 1
-                links = self._out_of[kind != 0, stage]
-                if links:
-                    self._send(rank, place, microbatch, links)
-                    for link, _, _ in links:
-                        if (link, microbatch) in waiting:
-                            runnable.append(waiting.pop((link, microbatch)))
+                channels = self._out_of[kind != 0][stage]
+                if channels:
+                    self._send(rank, place, microbatch, channels)
+                    for channel in channels:
+                        if microbatch in channel.waiting:
+                            runnable.append(channel.waiting.pop(microbatch))
         for sends in self._sends:
             _end_unanswered(sends)
         return self._sends
 
-    def _take(self, rank: int, taken: Sequence[tuple[Link, int]]) -> None:
+    def _take(self, rank: int, microbatch: int, channels: Sequence[_Channel]) -> None:
         """What comes in says how far others are, and so what was answered."""
         seen = self._seen[rank]
-        for message in taken:
-            seen[:] = map(max, seen, self._under_way.pop(message))
+        for channel in channels:
+            if microbatch in channel.news:
+                seen[:] = map(max, seen, channel.news.pop(microbatch))
         for to, unanswered in self._open[rank].items():
             while unanswered and unanswered[0][0] < seen[to]:
                 sent = heappop(unanswered)[-1]
                 sent.is_answered = True
                 self._answered[rank].append(sent)
 
-    def _send(
-        self, rank: int, place: int, microbatch: int, links: Sequence[tuple[Link, int, dict[int, int]]]
-    ) -> None:
+    def _send(self, rank: int, place: int, microbatch: int, channels: Sequence[_Channel]) -> None:
         # 1. What was answered is let go of when the next message is sent.
         for sent in self._answered[rank]:
             sent.last = place
         self._answered[rank].clear()
         # 2. Each message takes along what this rank knows.
-        sends, seen = self._sends[rank], list(self._seen[rank])
-        for link, there, taken in links:
-            taker = taken.get(microbatch)
+        sends, seen = self._sends[rank], self._seen[rank].copy()
+        for channel in channels:
+            taker = channel.taken_at.get(microbatch)
             if taker is None:
-                taker = len(self._rows[there])
-            sent = _Sent(place, link, taker)
-            heappush(self._open[rank][there], (taker, len(sends), sent))
+                taker = len(self._rows[channel.to])
+            sent = _Sent(place, channel.link, taker)
+            heappush(self._open[rank][channel.to], (taker, len(sends), sent))
             sends.append(sent)
-            self._under_way[link, microbatch] = seen
+            channel.news[microbatch] = seen
 
 
 def _end_unanswered(sends: Sequence[_Sent]) -> None:
