@@ -145,7 +145,8 @@ def test_what_stages_on_one_rank_hand_over_is_there_once() -> None:
         for ranks in ((0, 1), (0, 0))
     )
     assert (apart.activation_bytes, together.activation_bytes) == (21, 17)
-    assert (apart.weight_bytes, together.weight_bytes) == (21, 17)
+    # The first stage lets go of it in its I, and W may still need it.
+    assert (apart.weight_bytes, together.weight_bytes) == (21, 21)
     assert (apart.arriving_bytes, apart.returned_gradient_bytes) == (4, 4)
     assert (together.arriving_bytes, together.returned_gradient_bytes) == (0, 0)
     assert shared_on_rank(costs, (0, 3), (0,)) == [NOTHING_SHARED]

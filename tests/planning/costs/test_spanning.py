@@ -32,6 +32,14 @@ def test_a_value_that_goes_past_a_stage_is_neither_kept_nor_sent_there() -> None
     assert costs.messages(1, 2) == (1, 1, 1)
 
 
+def test_a_value_that_goes_past_a_stage_is_not_left_to_its_w() -> None:
+    """A stage of one small unit was planned to leave the skips around it to its W."""
+    costs = dataclasses.replace(across(), entry_left_bytes=(101, 101, 101))
+    units = sum(unit.weight_bytes for unit in costs.units[1:3])
+    assert costs.left_bytes(1, 2) == units + 1
+    assert costs.left_bytes(3, 3) == costs.units[3].weight_bytes + 101
+
+
 def test_of_a_view_that_goes_past_no_more_is_left_out_than_crosses() -> None:
     """The memory of a view of 50 bytes was left out as a whole, and a stage seemed to send nothing."""
     views = (SpanningView(50, 20, 0, 3), SpanningView(10, 0, 0, 1))  # the second is used by unit 1 alone

@@ -214,8 +214,16 @@ class CostModel:
         )
         left += sum(self.gradients_for_w(late, first, last))
         if self.entry_left_bytes is not None:
-            return left + (self.entry_left_bytes[first - 1] if first else 0)
+            return left + self._entry_left(first, last)
         return left + self.kept_bytes(first, last) - sum(self.units[unit].activation_bytes for unit in units)
+
+    def _entry_left(self, first: int, last: int) -> int:
+        """What of its entry a stage may leave to W: not of what goes past it."""
+        if not first or self.entry_bytes is None or self.entry_left_bytes is None:
+            return 0
+        past = [it for it in self._past_stage(first, last) if it.keeper is None or it.keeper < first]
+        kept = self.entry_bytes[first - 1] - sum(it.bytes for it in past)
+        return min(self.entry_left_bytes[first - 1], max(kept, 0))
 
     def messages(self, first: int, last: int, shared: SharedOnRank = NOTHING_SHARED) -> Messages:
         """What a stage of the units from `first` to `last` is sent and sends back. Counted where it is known
