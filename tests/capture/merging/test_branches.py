@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import partita
+from partita._torch.export import conditions
 from partita._torch.export.conditions import Answers
 from partita.capture import capture
 from partita.capture.merging.branches import MOST_WAYS
@@ -553,3 +554,27 @@ def test_a_branch_of_the_first_call_is_refused_until_the_model_was_called() -> N
     model.train()(x)
     graph = capture(model, (x,), prove=True).module
     partita.verify(graph, model, (torch.randn(3, 4),)).check()
+
+
+class Halved(nn.Module):
+    """Loops until its data are small, as solvers with a step size and layers with a fixed point do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        while not x.abs().max() < 0.3:
+            x = x * 0.5
+        return self.linear(x)  # type: ignore[no-any-return]
+
+
+def test_a_loop_that_has_no_end_without_data_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each round asked once more, was answered False, and capture never came back."""
+    monkeypatch.setattr(conditions, "MOST_ASSUMED", 5)
+    model, x = Halved(), torch.full((2, 4), 1.0)
+    graph = capture(model, (x,), prove=True).module
+    for size in (0.1, 0.5, 1.0):
+        partita.verify(graph, model, (x * size,)).check()
+    with pytest.raises(ExecutionError, match=r"the loop around while not x.abs.* for more than 5 rounds"):
+        graph(x * 1e6)

@@ -32,9 +32,13 @@ from partita._torch.export.constant_nodes import (
     is_whole_slice,
     is_written,
 )
-from partita._torch.export.open_sizes import users_line
+from partita._torch.export.users_code import asking_line
+from partita.errors import CaptureError
 
-__all__ = ["Answers", "answered", "answers_given", "condition_nodes"]
+__all__ = ["MOST_ASSUMED", "Answers", "answered", "answers_given", "condition_nodes"]
+
+MOST_ASSUMED = 100
+"""At most so many answers in a row are assumed for one line: ``while not close:`` would be asked for ever."""
 
 
 @dataclass
@@ -64,9 +68,17 @@ class Answers:
         Args:
             of_sizes: the answer where it follows from the sizes of the inputs, which then counts more than
                 the example; None elsewhere.
+
+        Raises:
+            CaptureError: the line has asked too often: a loop that ends on data does not end on this answer.
         """
         number = len(self.in_order)
         expected, time = self.example.get(place, ()), len(self.by_place.get(place, ()))
+        if of_sizes is None and time >= len(expected) + MOST_ASSUMED and number >= len(self.planned):
+            raise CaptureError(
+                f"the loop around {place} goes on for more than {MOST_ASSUMED} rounds where the answer is "
+                "False each time, and there may be no end to it"
+            )
         answer = expected[time] if time < len(expected) else False
         if of_sizes is not None:
             answer = of_sizes
@@ -144,7 +156,7 @@ def answered(answers: Answers) -> Iterator[None]:
         mode = get_proxy_mode()
         if mode is None or not isinstance(tensor, FakeTensor) or tensor.numel() != 1:
             return None
-        place = users_line()
+        place = asking_line()
         tracer: Any = mode.tracer
         proxy = tracer.unwrap_proxy(tensor)
         if place is None or not isinstance(proxy, Proxy):
@@ -166,7 +178,7 @@ def answers_given(answers: Answers) -> Iterator[None]:
     """While a model runs, record the truth of each tensor that it asks for."""
 
     def ask(tensor: torch.Tensor) -> bool | None:
-        place = users_line()
+        place = asking_line()
         if place is None or tensor.numel() != 1:
             return None
         with torch._C.DisableTorchFunction():

@@ -8,7 +8,6 @@ traced, and all of it can be pickled and compared.
 from __future__ import annotations
 
 import contextlib
-import linecache
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbol
 from torch.utils._sympy.printers import PythonPrinter
 
 from partita._torch.containers.replaced import replaced
-from partita._torch.export.users_code import is_users
+from partita._torch.export.users_code import asking_line, is_users
 
 __all__ = [
     "SIZE_OF",
@@ -41,7 +40,6 @@ __all__ = [
     "open_batch",
     "open_sizes",
     "size_at",
-    "users_line",
 ]
 
 SIZE_OF: Any = torch.ops.aten.sym_size.int
@@ -141,7 +139,7 @@ def batch_is_open() -> Iterator[None]:
         environments[id(self)] = self
         location = original(self, framework_loc)
         kind = _AsIntLoc if _asks_for_int() else SLoc
-        return kind(location.framework_loc, location.maybe_user_loc or users_line())
+        return kind(location.framework_loc, location.maybe_user_loc or asking_line())
 
     oblivious = fx_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
     try:
@@ -166,19 +164,6 @@ def forget_sizes() -> None:
         clear = getattr(method, "cache_clear", None)
         if clear is not None:
             clear()
-
-
-def users_line() -> str | None:
-    """Return the innermost line on the stack that is the user's; None where there is none."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        name = code.co_filename
-        if is_users(name):
-            line = linecache.getline(name, frame.f_lineno, frame.f_globals).strip()
-            return f"{line}  # {name}:{frame.f_lineno} in {code.co_name}"
-        frame = frame.f_back
-    return None
 
 
 def is_symbolic(value: object) -> bool:

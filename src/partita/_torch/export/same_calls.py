@@ -38,7 +38,7 @@ from partita._torch.autograd.region_switches import AUTOCAST_DEVICES, OpenRegion
 from partita._torch.containers.objects import open_objects
 from partita._torch.containers.pytree import same_structure
 from partita._torch.export.alike import COMPARABLE, alike
-from partita._torch.export.open_sizes import users_line
+from partita._torch.export.users_code import asking_line
 from partita.errors import LongCapture
 
 __all__ = ["MANY_CALLS", "CallLog"]
@@ -201,7 +201,7 @@ class CallLog:
 
 
 def _tell_of_many() -> None:
-    line = users_line()
+    line = asking_line()
     where = f", now at {line}" if line else ""
     warnings.warn(
         f"capture has recorded {MANY_CALLS:,} calls of torch and goes on{where}: a loop "
