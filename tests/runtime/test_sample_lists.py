@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from partita.errors import MicrobatchError
 from partita.pipelining import Schedule1F1B, SplitPoint, UncutReference, pipeline
-from partita.runtime import Comm, InProcessWorld, Replicate, TensorChunkSpec, split_args, split_tree
+from partita.runtime import Comm, InProcessWorld, Reduce, Replicate, TensorChunkSpec, split_args, split_tree
 from partita.runtime.sample_lists import check_lists
 
 
@@ -164,3 +165,50 @@ def test_microbatches_count_by_their_samples_and_not_by_rows_of_lists(rows: tupl
             (loss / 2).backward()
         for gradient, parameter in zip(gradients, whole.parameters(), strict=True):
             assert torch.equal(gradient, cast(Tensor, parameter.grad))
+
+
+class Detects(nn.Module):
+    """Returns a dict for each sample, as the detectors of torchvision do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 8)
+
+    def forward(self, x: Tensor) -> list[dict[str, Tensor]]:
+        rows = self.head(self.body(x).relu())
+        return [{"boxes": row[:4].unflatten(0, (1, 4)), "scores": row[4:]} for row in rows]
+
+
+def test_outputs_of_samples_are_not_joined_with_those_of_others() -> None:
+    """Of four pictures two came back, each with the boxes of two."""
+    model, x = Detects(), torch.randn(4, 4)
+    pipe = pipeline(model, (x[:2],), split_spec={"head": SplitPoint.BEGINNING})
+    apart = Reduce(lambda parts, value: [*parts, value], [])
+
+    def evaluate(comm: Comm, spec: Any) -> Any:
+        return Schedule1F1B(pipe.build_stage(comm.rank, comm=comm), 2, output_merge_spec=spec).eval(x)
+
+    with pytest.raises(
+        MicrobatchError, match=r"a list of 2 dicts \(of 'boxes', 'scores'\).*output_merge_spec"
+    ):
+        InProcessWorld(2).run(partial(evaluate, spec=None))
+    *_, joined = InProcessWorld(2).run(partial(evaluate, spec=TensorChunkSpec(0)))
+    assert [entry["boxes"].shape for entry in joined] == [(2, 4), (2, 4)]
+    *_, output = InProcessWorld(2).run(partial(evaluate, spec=apart))
+    for microbatch, part in enumerate(x.split(2)):
+        for sample, expected in enumerate(model(part)):
+            assert torch.equal(output[sample]["boxes"][microbatch], expected["boxes"])
+
+
+def test_a_list_is_refused_where_only_its_own_tensors_could_say_how_many_samples_there_are() -> None:
+    """Each microbatch got all sequences, and half of each."""
+    sequences = [torch.arange(6.0)] * 4
+    for args, kwargs in (((sequences,), {}), ((), {"x": sequences}), ((1, {"x": sequences}), {})):
+        with pytest.raises(MicrobatchError, match=r"is a list of 4, and nothing outside of lists .*arg_mbs"):
+            split_args(args, kwargs, 2)
+    split_args((sequences,), None, 1)  # nothing is cut
+    for said in (TensorChunkSpec(0), [TensorChunkSpec(0)] * 4):
+        (part,), _ = split_args((sequences,), None, 2, (said,))[1]
+        assert [row.tolist() for row in part] == [[3.0, 4.0, 5.0]] * 4
+    states = (torch.zeros(6, 2), torch.zeros(6, 2))
+    assert len(split_args((states,), None, 2)[0][0][0][0]) == 3

@@ -8,6 +8,7 @@ a tensor of size 1 there, where others have more       the same for every microb
 a 0-d tensor, anything else, or a ``Replicate()``      the same for every microbatch
 a ``BlockMask`` of FlexAttention                       cut along its batch, unless that is 1
 a list with as many entries as samples                 refused, unless a spec says what it is
+a list, where all tensors are in lists                 refused, unless a spec says what it is
 ====================================================== =====================================================
 
 There are always exactly as many microbatches as asked for. Where the batch does not divide evenly, the first
@@ -30,13 +31,14 @@ from partita._torch.containers.pytree import TreeSpec, flatten, flatten_with_pat
 from partita._torch.graph_module.block_mask import shift_masks
 from partita.errors import MicrobatchError
 from partita.runtime.chunk_specs import Reduce, Replicate, Spec, TensorChunkSpec, WeightedMean, match_specs
-from partita.runtime.sample_lists import BY_YOURSELF, check_lists
+from partita.runtime.sample_lists import BY_YOURSELF, check_counted, check_lists, check_output
 
 __all__ = [
     "CutBatch",
     "MicrobatchPlan",
     "cut_batch",
     "merge",
+    "merge_step",
     "plan_microbatches",
     "split_args",
     "split_tree",
@@ -169,6 +171,10 @@ class CutBatch:
         own = [plan.sizes for plan in plans if plan is not None]
         return list(zip(self.plan.sizes, *own, strict=True))
 
+    def counted(self) -> list[torch.Tensor]:
+        """Return the tensors that are cut."""
+        return [leaf.value for leaf in self._leaves if leaf.dim is not None]
+
     def tree(self, parts: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return a microbatch's leaves as positional and keyword arguments."""
         args, kwargs = unflatten(parts, self._structure)
@@ -193,6 +199,7 @@ def cut_batch(
             spec = None if args_spec is None else args_spec[number]
             check_lists(value, f"args[{number}]", batch.plan.total, spec)
         check_lists(kwargs, "kwargs", batch.plan.total, kwargs_spec)
+        check_counted(args, kwargs or {}, (args_spec, kwargs_spec), batch.counted())
     return batch
 
 
@@ -238,6 +245,17 @@ def merge(outputs: Sequence[Any], specs: Any = None) -> Any:
         for (path, _), values, spec in zip(first, columns, chosen, strict=True)
     ]
     return unflatten(merged, structure)
+
+
+def merge_step(outputs: Sequence[Any], specs: Any) -> Any:
+    """Return the result of a step as `merge` does; what may be a list of samples needs a spec.
+
+    Raises:
+        MicrobatchError: as `merge`; or there is no spec for such a list.
+    """
+    if specs is None and len(outputs) > 1:
+        check_output(outputs[0])
+    return merge(outputs, specs)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from partita._torch.containers.pytree import flatten
 from partita.errors import MicrobatchError
+from partita.listing import listed
 
-__all__ = ["BY_YOURSELF", "check_lists", "first_sizes"]
+__all__ = ["BY_YOURSELF", "check_counted", "check_lists", "check_output", "first_sizes"]
 
 BY_YOURSELF = "cut the batch by yourself: arg_mbs=[...], kwarg_mbs=[...], target_mbs=[...]"
 """What to do with a list that has an entry for each sample."""
@@ -52,6 +53,55 @@ def check_lists(tree: Any, path: str, samples: int, specs: Any = None, *, specif
                 f"{where} is a {kind} of {length}, and the batch has {samples} samples: if it has an entry "
                 f"for each, {BY_YOURSELF}; {otherwise}"
             )
+
+
+def check_counted(
+    args: Sequence[Any], kwargs: Mapping[str, Any], specs: Any, counted: Sequence[Tensor]
+) -> None:
+    """Refuse a list of tensors where nothing outside of lists says how many samples there are: it may have an
+    entry for each, of which every microbatch would get a part.
+
+    Args:
+        specs: those of ``args``, and those of ``kwargs``; None where there are none.
+        counted: the tensors that are cut, by whose sizes samples are counted.
+
+    Raises:
+        MicrobatchError: names the list.
+    """
+    of_args, of_kwargs = specs
+    named = {f"args[{number}]": (value, _of(of_args, number)) for number, value in enumerate(args)}
+    named |= {f"kwargs[{name!r}]": (value, _of(of_kwargs, name)) for name, value in kwargs.items()}
+    every = [it for path, (tree, spec) in named.items() for it in _lists(tree, path, spec)]
+    lists = [(path, entries) for path, entries in every if type(entries) is list and len(entries) > 1]
+    within = {id(leaf) for _, entries in lists for leaf in flatten(entries)[0] if isinstance(leaf, Tensor)}
+    if counted and all(id(tensor) in within for tensor in counted):
+        where, entries = lists[0]
+        raise MicrobatchError(
+            f"{where} is a list of {len(entries)}, and nothing outside of lists says how many samples there "
+            f"are: if it has an entry for each, {BY_YOURSELF}; else give it a spec: TensorChunkSpec(0) where "
+            "each of its tensors has the whole batch"
+        )
+
+
+def check_output(output: Any) -> None:
+    """Refuse to merge an output that is a list of dicts with the same keys, as detectors return it, by its
+    tensors: boxes of the first picture of each microbatch would become those of one.
+
+    Raises:
+        MicrobatchError: says which specs there are to choose from.
+
+    >>> check_output({"layers": [{"boxes": 1}, {"boxes": 2}]})
+    """
+    if type(output) is not list or not all(isinstance(entry, Mapping) for entry in output):
+        return
+    keys = list(output[0]) if output else []
+    if keys and all(list(entry) == keys for entry in output):
+        raise MicrobatchError(
+            f"the model returns a list of {len(output)} dicts (of {listed(keys)}), which may be one for each "
+            "sample: give the schedule an output_merge_spec, TensorChunkSpec(0) where each tensor has the "
+            "whole microbatch, or Reduce(lambda parts, value: [*parts, value], []), which keeps those of the "
+            "microbatches apart; or step(..., return_outputs=False)"
+        )
 
 
 def first_sizes(tree: Any) -> tuple[set[int], set[int]]:

@@ -29,9 +29,10 @@ from partita.pipelining.steps.running.executor import Executor, StepInputs
 from partita.pipelining.tied.tied_parameters import TiedParameters
 from partita.pipelining.tied.tied_sum import with_chains
 from partita.planning import Schedule, get_schedule
-from partita.runtime import NULL_TRACER, Comm, ProcessGroupComm, Recorder, merge
+from partita.runtime import NULL_TRACER, Comm, ProcessGroupComm, Recorder
 from partita.runtime.failures.thread_activity import doing
 from partita.runtime.freed_memory import keep_freed_memory
+from partita.runtime.microbatches import merge_step
 from partita.runtime.one_at_a_time import one_at_a_time
 from partita.runtime.publish_errors import closed_on_error, publish_errors
 
@@ -300,7 +301,8 @@ class PipelineSchedule:
                 self._count.steps += 1
             if arguments.losses is not None:
                 arguments.losses[:] = results.losses
-            return merge(results.outputs, self.options.output_merge_spec) if results.outputs else None
+            outputs = results.outputs
+            return merge_step(outputs, self.options.output_merge_spec) if outputs else None
 
     _run_untraced = torch.compiler.disable(_run)
 
