@@ -89,3 +89,34 @@ def test_a_model_of_one_rank_may_be_clipped_by_anyone() -> None:
             torch.optim.SGD(stage.module.parameters(), lr=0.1).step()
 
     InProcessWorld(1).run(body)
+
+
+def test_a_tied_weight_may_have_the_whole_norm_on_two_ranks() -> None:
+    """Both had the norm 1 and were refused. (Clipped apart, its copies drift apart, which is refused.)"""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+            self.small = nn.Parameter(torch.zeros(8))
+            self.last.weight = self.first.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h: torch.Tensor = self.last(self.first(x) + 1e-5 * self.small)
+            return h
+
+    torch.manual_seed(0)
+    pipe = pipeline(Tied(), (torch.randn(2, 8),), split_spec={"last": SplitPoint.BEGINNING})
+    x = 10 * torch.randn(4, 8)
+
+    def body(comm: Comm) -> None:
+        stage = pipe.build_stage(comm.rank, comm=comm)
+        schedule = Schedule1F1B(stage, 2, functional.mse_loss)
+        optimizer = torch.optim.SGD(stage.module.parameters(), lr=0.01)
+        for _ in range(3):
+            schedule.step(*((x,) if comm.rank == 0 else ()), target=x)
+            clip_grad_norm_(schedule, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    InProcessWorld(2).run(body)

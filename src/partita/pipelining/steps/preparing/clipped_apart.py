@@ -33,7 +33,8 @@ _LEAST = 1e-3
 class ClippedApart:
     """A `StepPreparation` that also compares, in the first steps of training, the norms that the ranks' own
     gradients had when an optimizer stepped them. Where two ranks clip theirs to a limit, both have that norm,
-    a number of few digits; gradients that are clipped together, or not at all, hardly ever have.
+    a number of few digits; gradients that are clipped together, or not at all, hardly ever have. But for one
+    that both have, of a tied parameter: where the others are small beside it, it gives both its norm.
 
     Args:
         preparation: what else prepares a step.
@@ -47,7 +48,7 @@ class ClippedApart:
         self._stages = stages
         self._left = _STEPS if comm.size > 1 else 0
         self._is_training = False
-        self._norm: float | None = None
+        self._norms: tuple[float, ...] = ()
         before_optimizers_step(self, ClippedApart._before_step)
 
     def accept(self, arguments: StepArguments) -> Accepted:
@@ -63,27 +64,25 @@ class ClippedApart:
         """
         if self._left and self._is_training:
             if self._left < _STEPS:  # there has been a step
-                norm, self._norm = self._norm, None
-                _compare(self._comm.all_gather_object((norm,)))
+                norms, self._norms = self._norms, ()
+                _compare(self._comm.all_gather_object(norms))
             self._left -= 1
         return self._preparation.prepare(accepted)
 
     def _before_step(self, optimizer: Optimizer) -> None:
-        if self._left and self._norm is None and steps_any_of(optimizer, self._stages):
+        if self._left and not self._norms and steps_any_of(optimizer, self._stages):
             own = dict.fromkeys(it for stage in self._stages for it in stage.module.parameters())
-            self._norm = _norm([parameter.grad for parameter in own if parameter.grad is not None])
+            self._norms = _norms([parameter.grad for parameter in own if parameter.grad is not None])
 
 
-def _norm(gradients: Sequence[Tensor]) -> float | None:
-    """The norm of all of them; None where some are no ordinary tensors, and where each has a norm of few
-    digits by itself: what gives it one (clipping of each alone, signs) is the same in the uncut model.
+def _norms(gradients: Sequence[Tensor]) -> tuple[float, ...]:
+    """The norm of each; none where some are no ordinary tensors, and where each has a norm of few digits by
+    itself: what gives it one (clipping of each alone, signs) is the same in the uncut model.
     """
     if any(isinstance(it, DTensor) or it.layout is not torch.strided for it in gradients):
-        return None
-    norms = [torch.linalg.vector_norm(it.detach()).to("cpu", torch.float64) for it in gradients]
-    if all(_is_near(norm.item(), _limit(norm.item())) for norm in norms):
-        return None
-    return torch.linalg.vector_norm(torch.stack(norms)).item()
+        return ()
+    norms = [torch.linalg.vector_norm(it.detach()).to("cpu", torch.float64).item() for it in gradients]
+    return () if all(_is_near(norm, _limit(norm)) for norm in norms) else tuple(norms)
 
 
 def _limit(norm: float) -> float:
@@ -95,11 +94,13 @@ def _is_near(norm: float, limit: float) -> bool:
     return -_CLOSE * limit - _BELOW <= norm - limit <= _CLOSE * limit
 
 
-def _compare(gathered: Sequence[tuple[float | None]]) -> None:
-    norms = {rank: norm for rank, (norm,) in enumerate(gathered) if norm and _LEAST / 2 < norm < math.inf}
-    for (rank, norm), (other, others) in combinations(norms.items(), 2):
+def _compare(gathered: Sequence[tuple[float, ...]]) -> None:
+    of_ranks = {rank: math.hypot(*norms) for rank, norms in enumerate(gathered)}
+    of_ranks = {rank: norm for rank, norm in of_ranks.items() if _LEAST / 2 < norm < math.inf}
+    for (rank, norm), (other, others) in combinations(of_ranks.items(), 2):
         limit = _limit(norm)
-        if _is_near(norm, limit) and _is_near(others, limit):
+        of_both = math.hypot(*set(gathered[rank]).intersection(gathered[other]))
+        if _is_near(norm, limit) and _is_near(others, limit) and not _is_near(of_both, limit):
             raise ExecutionError(
                 f"the gradients of ranks {rank} and {other} both had the norm {limit:g} when they were "
                 "stepped: each rank has clipped its own (torch.nn.utils.clip_grad_norm_), where the uncut "
