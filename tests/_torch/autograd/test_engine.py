@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from weakref import ref
 
@@ -23,7 +26,7 @@ from partita._torch.autograd.engine import (
     is_large,
     is_opaque,
     leaf_of,
-    let_go_of_leaf,
+    let_go_of_leaves,
     run_backward,
     run_nodes,
     sequence_number,
@@ -253,15 +256,48 @@ def test_a_run_is_not_traced_by_compiled_autograd_which_is_on_again_afterwards()
         assert traced
 
 
-def test_a_leaf_is_let_go_of_where_only_its_node_has_it() -> None:
+@contextmanager
+def _looked_at() -> Iterator[None]:
+    """As by a debugger: it reads the variables of each frame, and so has them once more."""
+
+    def look(frame: Any, *_: Any) -> Any:
+        assert frame.f_locals is not None
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("around", [nullcontext, _looked_at])
+def test_a_leaf_is_let_go_of_where_only_its_node_has_it(around: Any) -> None:
     weight = torch.randn(3, requires_grad=True)
     leaves = [torch.randn(3, requires_grad=True) for _ in range(4)]
     added, multiplied, kept, unused = leaves
     result = added + multiplied * weight + kept
     nodes = [get_gradient_edge(leaf).node for leaf in leaves]
     del added, multiplied, unused
-    while leaves:
-        let_go_of_leaf(leaves)
+    with around():
+        let_go_of_leaves(leaves)
+    assert leaves == []
     assert [node.variable.numel() for node in nodes] == [0, 3, 3, 0]  # type: ignore[attr-defined]
     result.sum().backward(inputs=[weight])
     assert torch.equal(weight.grad, nodes[1].variable)  # type: ignore[arg-type, attr-defined]
+
+
+def test_a_leaf_that_somebody_has_is_kept_while_a_compiler_runs() -> None:
+    """Dynamo calls functions in another way, and has owners of its own."""
+    kept = torch.randn(3, requires_grad=True)
+    node = get_gradient_edge(kept).node
+
+    def let_go(x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        let_go_of_leaves([kept])
+        return 2 * x
+
+    torch.compile(let_go, backend="eager")(torch.ones(2))
+    let_go(torch.ones(2))
+    assert node.variable.numel() == 3  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from partita.errors import ExecutionError
@@ -317,31 +317,28 @@ def leaf_of(node: Node) -> Tensor | None:
     return getattr(node, "variable", None)
 
 
-def let_go_of_leaf(leaves: list[Tensor]) -> None:
-    """Take the last tensor off the list and free its memory, where nobody has it but its own node in an
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def let_go_of_leaves(leaves: list[Tensor]) -> None:
+    """Take all tensors off the list, and free the memory of each that nobody has but its own node in an
     autograd graph: that node has it for as long as there is the graph, and needs it no more.
+
+    How many owners such a leaf has is counted of another one, in the same way and at the same moment: it
+    depends on Python's version, and on who watches or compiles what runs.
     """
-    leaf = leaves.pop()
-    if type(leaf) is Tensor and _owners(leaf) == _OWNERS_OF_LEAF:
-        leaf.data = leaf.new_empty(0)
+    others = [torch.empty(0, requires_grad=True)]
+    node = get_gradient_edge(others[0]).node
+    _, owners = _last(others)
+    while leaves:
+        leaf, its_owners = _last(leaves)
+        if type(leaf) is Tensor and its_owners == owners:
+            leaf.data = leaf.new_empty(0)
+    del node  # had the other leaf
 
 
-def _owners(leaf: Tensor) -> tuple[int, int]:
-    """How many there are in Python, and in torch."""
-    return sys.getrefcount(leaf), leaf._use_count()  # type: ignore[attr-defined]
-
-
-def _owners_of_leaf() -> tuple[int, int]:
-    leaves = [torch.empty(0, requires_grad=True)]
-    node = torch.autograd.graph.get_gradient_edge(leaves[0]).node
-    leaf = leaves.pop()
-    owners = _owners(leaf)
-    del node
-    return owners
-
-
-_OWNERS_OF_LEAF = _owners_of_leaf()
-"""Of a leaf that a variable has, and its own node. Counted, since Python's versions differ in it."""
+def _last(tensors: list[Tensor]) -> tuple[Tensor, tuple[int, int]]:
+    """Take the last tensor off; with the numbers of its owners in Python and in torch."""
+    last = tensors.pop()
+    return last, (sys.getrefcount(last), last._use_count())  # type: ignore[attr-defined]
 
 
 def sequence_number(node: Node) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partita._torch.autograd.engine import let_go_of_leaf
+from partita._torch.autograd.engine import let_go_of_leaves
 from partita._torch.autograd.region_switches import is_any_autocast_enabled
 from partita._torch.containers.pytree import tree_map
 from partita.errors import ExecutionError
@@ -90,8 +90,7 @@ def let_go_of_inputs(flight: Flight) -> None:
     """
     leaves = [leaf for leaf in flight.leaves.values() if leaf.requires_grad]
     flight.leaves.clear()
-    while leaves:
-        let_go_of_leaf(leaves)
+    let_go_of_leaves(leaves)
 
 
 def detached(tree: Any) -> Any:
