@@ -524,6 +524,30 @@ def test_other_batch_sizes() -> None:
                 assert torch.equal(gradient, model.get_parameter(name).grad), (samples, name)
 
 
+def test_a_loss_with_weights_of_its_own_where_the_backward_pass_is_split() -> None:
+    """I leaves its graph to W, which the loss's weight is for. Torch refused that to compiled graphs, with
+    "compiled with non-empty donated buffers", though they have none.
+    """
+    torch.manual_seed(0)
+    model, weight = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), nn.Linear(4, 4)
+    x = torch.randn(4, 4)
+    pipe = pipeline(model, (x[:2],), split_spec={"2": SplitPoint.BEGINNING}, compile="aot_eager")
+    alone, weight_alone = copy.deepcopy((model, weight))
+    for part in x.chunk(2):
+        (weight_alone(alone(part)).square().mean() / 2).backward()
+
+    def body(comm: Comm) -> None:
+        stages = [pipe.build_stage(index, comm=comm) for index in range(2)]
+        schedule = get_schedule_class("InterleavedZeroBubble")(
+            stages, 2, lambda output, _target: weight(output).square().mean()
+        )
+        schedule.step(x)
+
+    InProcessWorld(1).run(body)
+    assert_equal(weight.weight.grad, weight_alone.weight.grad)
+    assert_equal([p.grad for p in model.parameters()], [p.grad for p in alone.parameters()])
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 def test_modules_of_the_users_own_with_hooks_on_parameters_and_autocast_around(autocast: bool) -> None:
     torch.manual_seed(0)

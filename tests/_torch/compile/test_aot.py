@@ -38,6 +38,20 @@ def test_each_graph_has_a_record_and_parameters_are_static() -> None:
     assert [value.shape for value in forward.examples] == [(3, 2), (3,), (4, 2)]
 
 
+def test_a_later_backward_pass_may_keep_its_graph() -> None:
+    """Torch refused it, "compiled with non-empty donated buffers": it takes a list that was left out for one
+    that is not empty.
+    """
+    model, x = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)), torch.ones(4, 2)
+    compiled = compiled_by([], model)
+    compiled(x).sum().backward()
+    first = model[0].weight.grad.clone()
+    loss = compiled(x).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert torch.equal(model[0].weight.grad, first + first + first)
+
+
 class TransposedNorm(nn.Module):
     """Its results are laid out as example values do not say, forward and backward."""
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
+from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from partita._torch.compile.eager_draws import calls_native_dropout, draw_as_eager
 from partita._torch.compile.kernel_strides import strides_of_kernels
+from partita._torch.containers.replaced import replaced
 
 __all__ = [
     "AotGraph",
@@ -24,6 +26,7 @@ __all__ = [
     "boxed",
     "compile_ahead",
     "copy_where_no_view",
+    "no_donated_buffers",
     "reported_strides",
     "save_what_runs_once",
     "takes_a_list",
@@ -164,7 +167,7 @@ def compile_ahead(
 
         return compile_one
 
-    with strides_of_kernels() if by_operator else nullcontext():
+    with strides_of_kernels() if by_operator else nullcontext(), no_donated_buffers():
         compiled: Callable[..., Any] = aot_autograd(
             fw_compiler=compiler("forward"),
             bw_compiler=compiler("backward"),
@@ -173,6 +176,29 @@ def compile_ahead(
             keep_inference_input_mutations=True,
         )(gm, inputs)
     return compiled
+
+
+@contextmanager
+def no_donated_buffers() -> Iterator[None]:
+    """In this block, no backward graph is compiled that may overwrite saved values. Those are listed for the
+    whole graph; a piece would take the numbers for those of its own inputs.
+
+    Each compiled graph says that it has none. Torch leaves the list out (None) where it does not look for
+    them, and a backward pass that keeps the graph is refused for every list that is not empty, None too.
+    """
+    from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta  # for who compiles
+
+    before = ViewAndMutationMeta.__post_init__
+
+    def has_none(facts: Any) -> None:
+        before(facts)
+        facts.bw_donated_idxs = []
+
+    with (
+        functorch_config.patch(donated_buffer=False),
+        replaced(ViewAndMutationMeta, "__post_init__", has_none),
+    ):
+        yield
 
 
 def copy_where_no_view(gm: GraphModule) -> None:

@@ -29,6 +29,7 @@ from partita._torch.compile.aot import (
     boxed,
     compile_ahead,
     copy_where_no_view,
+    no_donated_buffers,
     save_what_runs_once,
 )
 from partita._torch.compile.vector_trials import remembered_trials
@@ -83,12 +84,13 @@ def compile_training(
     Returns:
         A function of the same inputs.
     """
-    # Saved values that a graph may overwrite are listed for the whole backward graph; a piece would take the
-    # numbers for those of its own inputs. The cache would hand out backward graphs that nobody has cut.
-    with functorch_config.patch(
-        donated_buffer=False,
-        enable_autograd_cache=False,
-        force_non_lazy_backward_lowering=backward_too,
+    # The cache would hand out backward graphs that nobody has cut.
+    with (
+        no_donated_buffers(),
+        functorch_config.patch(
+            enable_autograd_cache=False,
+            force_non_lazy_backward_lowering=backward_too,
+        ),
     ):
         if inner is None:
             # Inductor's passes are imported by those who use them: that takes as long as half of torch.
