@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from partita.errors import ExecutionError
 from partita.pipelining.stages.backward.split_backward import input_pass
@@ -55,7 +57,7 @@ def test_what_w_does_not_need_of_a_stages_inputs_is_free_after_i() -> None:
     node = torch.autograd.graph.get_gradient_edge(by_name.pop("added")).node
     del leaves, by_name, output
     flight.outputs.clear()
-    let_go_of_inputs(flight)
+    let_go_of_inputs(flight, dict(zip(values, half.gradients, strict=True)))
     assert node.variable.nbytes == 0  # type: ignore[attr-defined]
     assert torch.equal(watched, values["watched"])
     half.weights.run()
@@ -63,3 +65,26 @@ def test_what_w_does_not_need_of_a_stages_inputs_is_free_after_i() -> None:
     expected = torch.autograd.grad(uncut.sum(), [first.weight, second.weight])
     assert torch.equal(first.weight.grad, expected[0])  # type: ignore[arg-type]
     assert torch.equal(second.weight.grad, expected[1])  # type: ignore[arg-type]
+
+
+class ScaledByFirst(torch.autograd.Function):
+    """Takes a tensor in a list, where autograd does not see it."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, others: list[Tensor]) -> Tensor:
+        ctx.save_for_backward(others[0])
+        return weight * others[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.saved_tensors[0] * gradient, None
+
+
+def test_an_input_that_w_has_from_elsewhere_than_the_graph_of_i_is_kept() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    leaves = {"x": torch.arange(3.0).requires_grad_()}
+    output = ScaledByFirst.apply(weight, [leaves["x"]])
+    half = input_pass([output], [torch.ones(3)], list(leaves.values()))
+    let_go_of_inputs(Flight(leaves, {}, {}, False), {"x": half.gradients[0]})
+    half.weights.run()
+    assert torch.equal(weight.grad, torch.arange(3.0))  # type: ignore[arg-type]

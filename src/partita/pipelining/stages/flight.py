@@ -84,11 +84,11 @@ def hand_to_caller(sources: Mapping[str, Tensor], gradients: Mapping[str, Tensor
         torch.autograd.backward([sources[name] for name in names], [gradients[name] for name in names])
 
 
-def let_go_of_inputs(flight: Flight) -> None:
+def let_go_of_inputs(flight: Flight, gradients: Mapping[str, Tensor | None]) -> None:
     """Free the stage's inputs once I has their gradients: what W keeps of the graph has them all, though W
-    may need none.
+    may need none. One without a gradient is not in the graph by its own node, and whoever has it needs it.
     """
-    leaves = [leaf for leaf in flight.leaves.values() if leaf.requires_grad]
+    leaves = [leaf for name, leaf in flight.leaves.items() if gradients.get(name) is not None]
     flight.leaves.clear()
     let_go_of_leaves(leaves)
 

@@ -366,7 +366,7 @@ class Stage(CopiedInItsProcess, ABC):
         if flight.sources:
             hand_to_caller(flight.sources, {**gradients, **results})
         del roots
-        let_go_of_inputs(flight)
+        let_go_of_inputs(flight, results)
         return results
 
     def backward_weight(self, microbatch: int) -> None:
