@@ -77,6 +77,7 @@ ROOMS = {
         ("failures",),
         ("comms",),
         ("chunk_specs", "sample_lists"),
+        ("example_arguments",),
         (
             "rng",
             "freed_memory",

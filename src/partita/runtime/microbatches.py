@@ -31,7 +31,8 @@ from partita._torch.containers.pytree import TreeSpec, flatten, flatten_with_pat
 from partita._torch.graph_module.block_mask import shift_masks
 from partita.errors import MicrobatchError
 from partita.runtime.chunk_specs import Reduce, Replicate, Spec, TensorChunkSpec, WeightedMean, match_specs
-from partita.runtime.sample_lists import BY_YOURSELF, check_counted, check_lists, check_output
+from partita.runtime.example_arguments import ExampleArguments
+from partita.runtime.sample_lists import BY_YOURSELF, check_counted, check_lists, check_output, has_lists
 
 __all__ = [
     "CutBatch",
@@ -187,14 +188,20 @@ def cut_batch(
     chunks: int,
     args_spec: Sequence[Any] | None = None,
     kwargs_spec: Mapping[str, Any] | None = None,
+    example: ExampleArguments | None = None,
 ) -> CutBatch:
     """Return what `split_args` and `plan_microbatches` do at once, and flat, which is faster.
+
+    Args:
+        example: what the model was cut with. Lists like its lists are no lists of samples.
 
     Raises:
         MicrobatchError: as `split_args`.
     """
     batch = _cut(args, kwargs, chunks, args_spec, kwargs_spec)
-    if chunks > 1:
+    if chunks > 1 and has_lists((*args, kwargs)):
+        if example is not None and example.has_lists_of(*batch.tree(next(batch.parts()))):
+            return batch
         for number, value in enumerate(args):
             spec = None if args_spec is None else args_spec[number]
             check_lists(value, f"args[{number}]", batch.plan.total, spec)
@@ -247,15 +254,19 @@ def merge(outputs: Sequence[Any], specs: Any = None) -> Any:
     return unflatten(merged, structure)
 
 
-def merge_step(outputs: Sequence[Any], specs: Any) -> Any:
-    """Return the result of a step as `merge` does; what may be a list of samples needs a spec.
+def merge_step(outputs: Sequence[Any], specs: Any, samples: Sequence[int] = ()) -> Any:
+    """Return the result of a step as `merge` does, None where there is none; what may be a list of samples
+    needs a spec.
+
+    Args:
+        samples: how many each microbatch has; empty where this is not known.
 
     Raises:
         MicrobatchError: as `merge`; or there is no spec for such a list.
     """
     if specs is None and len(outputs) > 1:
-        check_output(outputs[0])
-    return merge(outputs, specs)
+        check_output(outputs[0], samples[0] if samples else 0)
+    return merge(outputs, specs) if outputs else None
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from partita._torch.containers.pytree import flatten
 from partita.errors import MicrobatchError
 from partita.listing import listed
 
-__all__ = ["BY_YOURSELF", "check_counted", "check_lists", "check_output", "first_sizes"]
+__all__ = ["BY_YOURSELF", "check_counted", "check_lists", "check_output", "first_sizes", "has_lists"]
 
 BY_YOURSELF = "cut the batch by yourself: arg_mbs=[...], kwarg_mbs=[...], target_mbs=[...]"
 """What to do with a list that has an entry for each sample."""
@@ -83,16 +83,22 @@ def check_counted(
         )
 
 
-def check_output(output: Any) -> None:
+def check_output(output: Any, samples: int = 0) -> None:
     """Refuse to merge an output that is a list of dicts with the same keys, as detectors return it, by its
     tensors: boxes of the first picture of each microbatch would become those of one.
+
+    Args:
+        samples: how many the microbatch has, as many as such a list; 0 where this is not known.
 
     Raises:
         MicrobatchError: says which specs there are to choose from.
 
     >>> check_output({"layers": [{"boxes": 1}, {"boxes": 2}]})
+    >>> check_output([{"boxes": 1}, {"boxes": 2}], 4)
     """
-    if type(output) is not list or not all(isinstance(entry, Mapping) for entry in output):
+    if type(output) is not list or samples not in (0, len(output)):
+        return
+    if not all(isinstance(entry, Mapping) for entry in output):
         return
     keys = list(output[0]) if output else []
     if keys and all(list(entry) == keys for entry in output):
@@ -117,6 +123,18 @@ def first_sizes(tree: Any) -> tuple[set[int], set[int]]:
         return set().union(*(outside for outside, _ in sizes)), set().union(*(within for _, within in sizes))
     own = {leaf.shape[0] for leaf in flatten(tree)[0] if isinstance(leaf, Tensor) and leaf.dim()}
     return (set(), own) if type(tree) in (list, tuple) else (own, set())
+
+
+def has_lists(tree: Any) -> bool:
+    """Whether there are lists or tuples in a tuple or dict, at any depth of these.
+
+    >>> [has_lists(tree) for tree in ((1, 2), (1, {"boxes": [2]}))]
+    [False, True]
+    """
+    values = tree.values() if isinstance(tree, Mapping) else tree
+    return any(
+        type(value) in (list, tuple) or (isinstance(value, Mapping) and has_lists(value)) for value in values
+    )
 
 
 def _is_one_value(entries: Sequence[Any], samples: int) -> bool:

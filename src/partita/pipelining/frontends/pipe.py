@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from partita.pipelining.steps.planned_schedule import planned_schedule, planned_
 from partita.pipelining.steps.schedules import PipelineSchedule
 from partita.planning import Plan
 from partita.runtime import Comm
+from partita.runtime.example_arguments import ExampleArguments
 
 __all__ = ["Pipe", "stage_name"]
 
@@ -83,6 +84,7 @@ class Pipe(nn.Module, ABC):
         self.loss: OutputLoss | None = None
         self.step_loss: OutputLoss | None = None
         self.original = OriginalModel()
+        self.example: ExampleArguments | None = None
         self._homes = homes
 
     def _find_loss(
@@ -98,6 +100,10 @@ class Pipe(nn.Module, ABC):
         self.loss_spec = loss_spec
         self.loss = None if loss_spec is None else OutputLoss(loss_spec, output, leaf)
         self.step_loss = self.loss or loss_by_name(output, starts_gradients)
+
+    def cut_with(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> None:
+        """Keep what the example's lists are like: see `ExampleArguments`."""
+        self.example = ExampleArguments.of(args, kwargs, self.signature)
 
     @property
     def num_stages(self) -> int:
@@ -244,6 +250,7 @@ class Pipe(nn.Module, ABC):
             text=str(self),
             proof=self.proof,
             recompute=self.recompute,
+            example=self.example,
             compile_options=self.compile_options,
         )
 

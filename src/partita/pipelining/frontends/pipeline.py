@@ -243,6 +243,7 @@ def pipeline(
     if compiled_with is not None:
         pipe.compile_with(compiled_with)
     pipe.original = OriginalModel(module, pipe.unkept)
+    pipe.cut_with(mb_args, mb_kwargs)
     return pipe
 
 

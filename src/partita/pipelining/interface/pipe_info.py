@@ -12,6 +12,7 @@ from partita.capture.proving.proof import UNASKED, Proof
 from partita.pipelining.interface.compile_options import CompileOptions
 from partita.pipelining.interface.loss import OutputLoss
 from partita.pipelining.interface.routes import Routes
+from partita.runtime.example_arguments import ExampleArguments
 
 __all__ = ["PipeInfo"]
 
@@ -35,6 +36,7 @@ class PipeInfo:
         proof: whether the stages' graphs were compared with the model itself.
         recompute: the stages that are recomputed as a whole in the backward pass.
         compile_options: how the stages are compiled; None: not at all.
+        example: the arguments that the model was cut with, by their structure and sizes.
     """
 
     graph: Graph = field(repr=False)
@@ -48,6 +50,7 @@ class PipeInfo:
     proof: Proof = UNASKED
     recompute: frozenset[int] = frozenset()
     compile_options: CompileOptions | None = None
+    example: ExampleArguments | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         return self.text

@@ -68,6 +68,7 @@ def build_stage(
     stage.module = stage_module
     stage.group = group
     stage.loss_fn = pipe_info.loss
+    stage.example = pipe_info.example
     stage.recompute = stage_index in pipe_info.recompute
     if pipe_info.compile_options is not None:
         stage.compile_with(pipe_info.compile_options)

@@ -37,6 +37,7 @@ from partita.pipelining.stages.parts import check_parts_are_as_cut
 from partita.pipelining.stages.step_count import StepCount
 from partita.planning import ActionKind
 from partita.runtime import Comm, enter_site
+from partita.runtime.example_arguments import ExampleArguments
 from partita.runtime.graph_compiler import InnerCompiler
 from partita.runtime.piece_runner import ReceiveMemory
 
@@ -88,6 +89,7 @@ class Stage(CopiedInItsProcess, ABC):
         self.comm = comm
         self.group: dist.ProcessGroup | None = None
         self.loss_fn: Callable[..., Tensor] | None = None
+        self.example: ExampleArguments | None = None
         self.hooks: dict[ActionKind, Callable[[], object]] = {}
         self.dw_builder: Callable[[], Callable[[], object]] | None = None
         self.other_weights = OtherWeights()

@@ -114,7 +114,7 @@ class PipelineSchedule:
         own_stages = [stages] if isinstance(stages, Stage) else list(stages)
         if not own_stages:
             raise ScheduleError("a rank needs at least one stage: pass the stage that it built")
-        cutting = Cutting(n_microbatches, args_chunk_spec, kwargs_chunk_spec)
+        cutting = Cutting(n_microbatches, args_chunk_spec, kwargs_chunk_spec, own_stages[0].example)
         self.options = ScheduleOptions(cutting, output_merge_spec, scale_grads, seed, tied_gradients)
         self.stages = {stage.index: stage for stage in own_stages}
         self.tracer = tracer
@@ -301,8 +301,7 @@ class PipelineSchedule:
                 self._count.steps += 1
             if arguments.losses is not None:
                 arguments.losses[:] = results.losses
-            outputs = results.outputs
-            return merge_step(outputs, self.options.output_merge_spec) if outputs else None
+            return merge_step(results.outputs, self.options.output_merge_spec, inputs.samples)
 
     _run_untraced = torch.compiler.disable(_run)
 
@@ -390,6 +389,7 @@ class PipelineSchedule:
             arguments.keep_outputs,
             arguments.loss_keywords,
             self._context(arguments, loss_side.targets) if self._actions.functions else None,
+            self.options.cutting.samples_of_each(prepared.samples),
         )
 
     def _context(self, arguments: StepArguments, targets: Sequence[Any] | None) -> PipelineContext:

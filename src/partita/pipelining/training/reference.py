@@ -24,6 +24,7 @@ from partita.pipelining.steps.loss_weights import LossWeights, check_targets, ch
 from partita.pipelining.steps.preparing.precision import fresh_casts
 from partita.pipelining.training.eager_model import EagerModel
 from partita.runtime import RandomKey, cut_batch, keyed, merge, split_tree
+from partita.runtime.example_arguments import ExampleArguments
 
 __all__ = ["UncutReference", "graph_inputs"]
 
@@ -43,6 +44,8 @@ class UncutReference:
         seed: of the random numbers.
         graph: of a model that draws random numbers: ``GraphPipe.whole``, which has the site of each draw. Its
             results are not used.
+        example: what the model was cut with (``GraphPipe.example``, ``ModulePipe.example``), where a step is
+            given lists that might have an entry for each sample.
 
     >>> import torch
     >>> from partita.pipelining import UncutReference, pipeline
@@ -61,12 +64,14 @@ class UncutReference:
         *,
         seed: int = 0,
         graph: nn.Module | None = None,
+        example: ExampleArguments | None = None,
     ) -> None:
         self.whole = whole
         self._eager = None if isinstance(whole, (GraphModule, TwoModes)) else EagerModel(whole, graph)
         self.n_microbatches = n_microbatches
         self.loss_fn = loss_fn
         self.seed = seed
+        self.example = example
         self._forward = whole.forward
         self._steps = 0
 
@@ -112,7 +117,7 @@ class UncutReference:
     ) -> Any:
         count = self.n_microbatches
         targets, rows = split_tree(target, count)
-        batch = cut_batch(args, kwargs, count)
+        batch = cut_batch(args, kwargs, count, example=self.example)
         if target is not None:
             check_targets(rows.sizes, batch.plan.sizes, target)
         weights = batch.plan.weights

@@ -81,6 +81,7 @@ def cut_modules(
     if tolerance is not None:
         pipe.proof = proof
     pipe.recompute = again.whole_stages(pipe.num_stages)
+    pipe.cut_with(args, kwargs)
     return pipe
 
 

@@ -103,6 +103,7 @@ class ModulePipe(Pipe):
         stage = BlockStage(own, stage_index, self.routes, module.home, comm=comm)
         stage.group = group
         stage.loss_fn = self.step_loss
+        stage.example = self.example
         stage.other_weights = self._other_weights(stage_index)
         stage.original = self.original
         stage.recompute = stage_index in self.recompute

@@ -14,6 +14,7 @@ from partita.pipelining.stages.graph_stage import GraphStage
 from partita.pipelining.steps.loss_weights import LossWeights, step_weights
 from partita.pipelining.steps.preparing.agreement import BatchSizes
 from partita.runtime import CutBatch, cut_batch, split_tree
+from partita.runtime.example_arguments import ExampleArguments
 from partita.runtime.sample_lists import first_sizes
 
 __all__ = [
@@ -28,11 +29,21 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """How a batch is cut: into how many microbatches, and along which dimensions (by default along 0)."""
+    """How a batch is cut: into how many microbatches, along which dimensions (by default along 0), and what
+    the model was cut with.
+    """
 
     count: int
     args: Sequence[Any] | None = None
     kwargs: Mapping[str, Any] | None = None
+    example: ExampleArguments | None = None
+
+    def samples_of_each(self, samples: tuple[int, ...]) -> tuple[int, ...]:
+        """How many each microbatch has; where only the rank of the first stage knows, as many as the example,
+        since no size of the graph is open.
+        """
+        by_example = self.example is not None and self.example.signature is not None and self.example.samples
+        return samples or ((by_example,) * self.count if by_example else ())
 
 
 @dataclass(frozen=True)
@@ -127,8 +138,8 @@ class StepArguments:
         """
         by = self.cutting
         if first:
-            return cut_batch(self.args, self.kwargs, by.count, by.args, by.kwargs)
-        return cut_batch((), self.kwargs, by.count, None, by.kwargs if self.kwargs else None)
+            return cut_batch(self.args, self.kwargs, by.count, by.args, by.kwargs, by.example)
+        return cut_batch((), self.kwargs, by.count, None, by.kwargs if self.kwargs else None, by.example)
 
     def in_microbatches(self, *, first: bool) -> Microbatches:
         """The microbatches that the user has made, or those of the batch; see `microbatches` and `cut`."""

@@ -35,6 +35,7 @@ class StepInputs:
         keep_outputs: whether the model's results are wanted.
         loss_kwargs: further arguments of the loss function.
         context: what custom functions are given; None where there are none.
+        samples: how many each microbatch has; empty where this rank does not know.
     """
 
     arguments: Sequence[Mapping[str, Tensor]] | None
@@ -46,6 +47,7 @@ class StepInputs:
     keep_outputs: bool = True
     loss_kwargs: Mapping[str, Any] = field(default_factory=dict)
     context: Any = None
+    samples: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
