@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from partita._torch.compile.eager_draws import calls_native_dropout, draw_as_eager
+from partita._torch.compile.interpolation import interpolation_of_kernels
 from partita._torch.compile.kernel_strides import strides_of_kernels
 from partita._torch.containers.replaced import replaced
 
@@ -167,7 +168,10 @@ def compile_ahead(
 
         return compile_one
 
-    with strides_of_kernels() if by_operator else nullcontext(), no_donated_buffers():
+    with no_donated_buffers(), ExitStack() as kernels:
+        if by_operator:
+            kernels.enter_context(strides_of_kernels())
+            kernels.enter_context(interpolation_of_kernels())
         compiled: Callable[..., Any] = aot_autograd(
             fw_compiler=compiler("forward"),
             bw_compiler=compiler("backward"),
