@@ -65,7 +65,7 @@ class ClippedApart:
         if self._left and self._is_training:
             if self._left < _STEPS:  # there has been a step
                 norms, self._norms = self._norms, ()
-                _compare(self._comm.all_gather_object(norms))
+                _compare([norms for (norms,) in self._comm.all_gather_object((norms,))])
             self._left -= 1
         return self._preparation.prepare(accepted)
 
