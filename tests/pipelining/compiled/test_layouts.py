@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.fuzz.script_models import OverChannels
 from torch import Tensor, nn
 
 from partita.cudagraphs import CudaGraphsRunner
@@ -14,20 +15,6 @@ from partita.pipelining import Schedule1F1B, SplitPoint, pipeline
 from partita.runtime import Comm, InProcessWorld, PlainRunner
 
 WIDTH, LENGTH, MICROBATCHES = 8, 3, 3
-
-
-class OverChannels(nn.Module):
-    """A layer for (batch, channels, length), as a speech model has it between layers for (batch, length,
-    channels).
-    """
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        h: Tensor = self.layer(x.transpose(1, 2)).transpose(1, 2)
-        return h
 
 
 def convolution() -> nn.Module:
