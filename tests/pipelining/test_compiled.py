@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -130,6 +131,24 @@ class _FourScaledByCalls(nn.Sequential):
         super().__init__()
         for name in "abcd":
             self.add_module(name, ScaledByCalls())
+
+
+class InBfloat16(nn.Linear):
+    """Computes in bfloat16, whatever autocast it is called under."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            result = super().forward(x).tanh()
+        return result.float()
+
+
+def test_what_is_recomputed_has_autocast_blocks_of_its_own() -> None:
+    """Its stage ran uncompiled: Dynamo's nodes of such a block had no keywords in the graph of a region."""
+    case = Case("bfloat16", lambda: nn.Sequential(OrderedDict((name, InBfloat16()) for name in "abcd")))
+    _assert_compiled_equals_eager(case, "1F1B", range(4), recompute=tuple("abcd"))
 
 
 @pytest.mark.parametrize("kind", ["1F1B", "ZBVZeroBubble"])

@@ -22,6 +22,7 @@ from partita._torch.compile.refusal import (
     nothing_is_compiled,
     refusal_text,
 )
+from partita._torch.compile.region_nodes import trace_autocast_in_regions
 from partita._torch.graph_module.lazy_module import LazyGraphModule, generate_code
 from partita._torch.modules.contents import first_hook_inside, registries
 from partita.errors import NotCompiled
@@ -239,6 +240,7 @@ class CompiledForward:
         return _Entry(DirectCalls(run), slots, inputs, function.first_site, function.conditions, *repeated)
 
     def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        trace_autocast_in_regions()
         run: Callable[..., Any] = torch.compile(
             function, backend=self._artifacts.backend, fullgraph=True, dynamic=self.options.dynamic
         )
