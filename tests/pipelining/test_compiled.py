@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -126,13 +127,6 @@ class ScaledByCalls(nn.Linear):
         return super().forward(x).tanh() * self.calls
 
 
-class _FourScaledByCalls(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__()
-        for name in "abcd":
-            self.add_module(name, ScaledByCalls())
-
-
 class InBfloat16(nn.Linear):
     """Computes in bfloat16, whatever autocast it is called under."""
 
@@ -145,16 +139,20 @@ class InBfloat16(nn.Linear):
         return result.float()
 
 
+def _four_of(layer: type[nn.Module]) -> nn.Module:
+    return nn.Sequential(OrderedDict((name, layer()) for name in "abcd"))
+
+
 def test_what_is_recomputed_has_autocast_blocks_of_its_own() -> None:
     """Its stage ran uncompiled: Dynamo's nodes of such a block had no keywords in the graph of a region."""
-    case = Case("bfloat16", lambda: nn.Sequential(OrderedDict((name, InBfloat16()) for name in "abcd")))
+    case = Case("bfloat16", partial(_four_of, InBfloat16))
     _assert_compiled_equals_eager(case, "1F1B", range(4), recompute=tuple("abcd"))
 
 
 @pytest.mark.parametrize("kind", ["1F1B", "ZBVZeroBubble"])
 def test_what_is_recomputed_begins_with_its_buffers_as_they_were(kind: str) -> None:
     """It counted further, and its gradients were those of another function, without a word."""
-    case = Case("scaled by calls", _FourScaledByCalls)
+    case = Case("scaled by calls", partial(_four_of, ScaledByCalls))
     _assert_compiled_equals_eager(case, kind, SPLIT.get(kind, range(4)), recompute=tuple("abc"))
 
 

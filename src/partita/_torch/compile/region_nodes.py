@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from functools import cache, wraps
 from typing import Any
 
@@ -21,12 +20,11 @@ def trace_autocast_in_regions() -> None:
     from torch._dynamo.output_graph import SubgraphTracer  # half a second, for who compiles
 
     create_node = SubgraphTracer.create_node
-    signature = inspect.signature(create_node)
 
     @wraps(create_node)
-    def with_keywords(*args: Any, **kwargs: Any) -> Any:
-        call = signature.bind(*args, **kwargs).arguments
-        call["args"], call["kwargs"] = call.get("args") or (), call.get("kwargs") or {}
-        return create_node(**call)
+    def with_keywords(
+        self: Any, kind: Any, target: Any, args: Any = None, kwargs: Any = None, *rest: Any, **named: Any
+    ) -> Any:
+        return create_node(self, kind, target, args or (), kwargs or {}, *rest, **named)
 
     SubgraphTracer.create_node = with_keywords  # type: ignore[method-assign]
