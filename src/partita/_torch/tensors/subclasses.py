@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = [
+    "TensorParts",
     "inner_tensors",
     "innermost_tensors",
     "is_plain_tensor",
     "read_like",
+    "tensor_parts",
     "untransformed",
     "with_class_of",
 ]
@@ -24,12 +29,28 @@ def is_plain_tensor(value: object) -> bool:
     return type(value) in _TYPES
 
 
-def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor] | None:
-    """The tensors that a wrapper (a quantised weight, say) is made of; None for one that wraps none."""
+@dataclass(frozen=True, slots=True)
+class TensorParts:
+    """What a wrapper (a quantised weight, say) is made of: tensors by the names of its attributes, and what
+    else its class needs to make it of them.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    context: Any
+
+
+def tensor_parts(tensor: torch.Tensor) -> TensorParts | None:
+    """The parts of a wrapper; None for a tensor that wraps none."""
     if not is_traceable_wrapper_subclass(tensor):
         return None
-    names, _ = tensor.__tensor_flatten__()
-    return [getattr(tensor, name) for name in names]
+    names, context = tensor.__tensor_flatten__()
+    return TensorParts({name: getattr(tensor, name) for name in names}, context)
+
+
+def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor] | None:
+    """The tensors that a wrapper is made of; None for one that wraps none."""
+    parts = tensor_parts(tensor)
+    return None if parts is None else list(parts.tensors.values())
 
 
 def innermost_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:

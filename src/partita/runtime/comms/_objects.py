@@ -9,19 +9,51 @@ A message is a bytearray, and the tensor that travels is a view of it: no copy b
 from __future__ import annotations
 
 import pickle
+from io import BytesIO
 from typing import Any
 
 import torch
 
-__all__ = ["HEADER_BYTES", "as_tensor", "pack", "rest_bytes", "unpack"]
+__all__ = ["HEADER_BYTES", "as_tensor", "pack", "pickled", "rest_bytes", "unpack"]
 
 HEADER_BYTES = 1024
 _INLINE = HEADER_BYTES - 8
 
 
+def pickled(obj: Any) -> bytes:
+    """Return the pickle of `obj`. Tensors of any dtype come back from it: torch's own pickles of the newer
+    ones (float8, uint16, complex32) can't be read.
+
+    >>> pickle.loads(pickled(torch.tensor([3], dtype=torch.uint16)))
+    tensor([3], dtype=torch.uint16)
+    """
+    buffer = BytesIO()
+    _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(obj)
+    return buffer.getvalue()
+
+
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+_PICKLED_BY_TORCH = frozenset((*_FLOATS, *_INTEGERS))
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not torch.Tensor or obj.dtype in _PICKLED_BY_TORCH or obj.layout != torch.strided:
+            return NotImplemented
+        data = obj.detach().contiguous().reshape(-1).view(torch.uint8)
+        return _tensor_of, (data, obj.dtype, obj.shape, obj.requires_grad)
+
+
+def _tensor_of(
+    data: torch.Tensor, dtype: torch.dtype, shape: torch.Size, requires_grad: bool
+) -> torch.Tensor:
+    return data.view(dtype).reshape(shape).requires_grad_(requires_grad)
+
+
 def pack(obj: Any) -> list[bytearray]:
     """Return one or two messages that carry `obj`."""
-    data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
+    data = pickled(obj)
     header = bytearray(HEADER_BYTES)
     header[:8] = len(data).to_bytes(8, "little")
     first = data[:_INLINE]

@@ -26,6 +26,7 @@ import torch
 from partita._torch.tensors.tensor_text import tensor_text
 from partita.errors import ArgumentError, ExecutionError, SignatureMismatch
 from partita.runtime.comms._baton import Baton
+from partita.runtime.comms._objects import pickled
 from partita.runtime.comms._operation import ReceivedTogether, SentTogether
 from partita.runtime.comms.comm import Handle, check_peer, check_ranks, gather_through_rank_0
 
@@ -207,7 +208,7 @@ class InProcessComm:
     def send_object(self, obj: Any, dst: int) -> None:
         check_peer(self.rank, self.size, dst)
         self._check_usable()
-        self._board.objects[self.rank, dst].append(pickle.dumps(obj))
+        self._board.objects[self.rank, dst].append(pickled(obj))
 
     def recv_object(self, src: int) -> Any:
         check_peer(self.rank, self.size, src)

@@ -20,6 +20,12 @@ from partita.errors import CheckpointError, PartitaError
 from partita.listing import listed
 from partita.pipelining.checkpoints.contents.optimizer_state import state_places
 from partita.pipelining.checkpoints.contents.replicas import under
+from partita.pipelining.checkpoints.contents.wrapped_tensors import (
+    WRAPPER,
+    description,
+    is_wrapper,
+    parts_of,
+)
 from partita.pipelining.checkpoints.files.checked_reader import CheckedReader, PlainPlanner
 from partita.pipelining.checkpoints.files.plain_values import plain_value
 from partita.pipelining.checkpoints.together.torch_messages import quiet_alone, reason
@@ -96,19 +102,38 @@ class CheckpointSource:
         for entry in state:
             if is_opaque(entry):
                 continue
-            place = next((under(key, name) for name in entry.names if under(key, name) in self._there), None)
-            if place is None:
-                missing[entry.names[0]] = None
-                continue
-            self._check(place, entry.value, cast)
-            wanted.append((place, entry.value.detach()))
+            self._check_wrapper(entry, key)
+            for part in parts_of(entry):
+                place = self._place(part.names, key)
+                if place is None:
+                    missing[part.names[0]] = None
+                    continue
+                self._check(place, part.value, cast)
+                wanted.append((place, part.value.detach()))
         return wanted, list(missing)
+
+    def _place(self, names: Iterable[str], key: str) -> str | None:
+        """The first of a model's names that the checkpoint has, as it stands there."""
+        return next((under(key, name) for name in names if under(key, name) in self._there), None)
+
+    def _check_wrapper(self, entry: StateValue, key: str) -> None:
+        """Raise an error where a tensor wraps others in the checkpoint or in the model, and not in both."""
+        place = self._place([f"{name}.{WRAPPER}" for name in entry.names], key)
+        saved: dict[str, Any] = {} if place is None else {place: None}
+        self.read(saved)
+        there = "an ordinary tensor" if place is None else saved[place]
+        here = description(entry.value) if is_wrapper(entry.value) else "an ordinary tensor"
+        if there != here and (place or self._place(entry.names, key)):
+            raise CheckpointError(
+                f"{under(key, entry.names[0])!r} is {there} in {self.path!r}, and {here} here: load it into "
+                "the model as it was saved (quantise before loading what was quantised, and after loading "
+                "what was not)"
+            )
 
     def dtype(self, names: Iterable[str], key: str) -> torch.dtype | None:
         """The dtype that a tensor of a model has in the checkpoint; None where it is not there."""
-        saved = next(
-            (self._there[under(key, name)] for name in names if under(key, name) in self._there), None
-        )
+        place = self._place(names, key)
+        saved = None if place is None else self._there[place]
         return saved.properties.dtype if isinstance(saved, TensorStorageMetadata) else None
 
     def fetch(self, wanted: Sequence[tuple[str, Tensor]]) -> Incoming:

@@ -6,7 +6,7 @@ The keys are those of torch's own flattened layout (``get_optimizer_state_dict``
     state.<parameter>.<exp_avg, step, ...>        param_groups.<parameter>.<lr, betas, ...>
 
 Beside it stand values that an optimizer keeps for all of its parameters together, once for each of them, and
-the tensors of a container::
+the tensors of a container, or of a tensor that wraps others::
 
     shared_state.<parameter>.<k>                  state.<parameter>.<GG>.<container, 0, 1, ...>
 
@@ -27,6 +27,7 @@ from partita._torch.containers.pytree import flatten_registered, unflatten
 from partita.errors import CheckpointError
 from partita.listing import listed
 from partita.pipelining.checkpoints.contents.replicas import StateEntry
+from partita.pipelining.checkpoints.contents.wrapped_tensors import as_dicts, as_tensors
 from partita.pipelining.checkpoints.files.plain_values import plain_bytes, plain_value
 
 __all__ = [
@@ -107,6 +108,7 @@ def _apart(key: str, value: Any, what: str, *, allow_pickle: bool) -> Iterator[t
     >>> [key for key, _ in _apart("GG", [torch.ones(1), []], "GG", allow_pickle=False)]
     ['GG.container', 'GG.0']
     """
+    value = as_dicts(value, what)
     is_simple = isinstance(value, (list, tuple)) and not any(isinstance(it, _NESTED) for it in value)
     if not isinstance(value, (Mapping, list, tuple)) or is_simple:
         yield key, value
@@ -127,7 +129,8 @@ def _together(values: Mapping[str, Any], *, allow_pickle: bool) -> dict[str, Any
             container = plain_value(BytesIO(whole.pop(key)), repr(key), allow_pickle=allow_pickle)
             leaves, spec = flatten_registered(container, _is_place)
             leaves = [whole.pop(leaf[_STANDS_FOR]) if _is_place(leaf) else leaf for leaf in leaves]
-            whole[key.removesuffix(".container")] = unflatten(leaves, spec)
+            name = key.removesuffix(".container")
+            whole[name] = as_tensors(unflatten(leaves, spec), f"the optimizer's {name!r}")
     return whole
 
 

@@ -17,6 +17,12 @@ from partita.errors import CheckpointError
 from partita.pipelining.checkpoints.contents.checkpoint_source import EXTRA
 from partita.pipelining.checkpoints.contents.optimizer_state import optimizer_entries
 from partita.pipelining.checkpoints.contents.replicas import Replicas, StateEntry, share_out
+from partita.pipelining.checkpoints.contents.wrapped_tensors import (
+    WRAPPER,
+    description,
+    is_wrapper,
+    parts_of,
+)
 from partita.pipelining.checkpoints.files.manifest import MANIFEST, UNFINISHED
 from partita.pipelining.checkpoints.files.manifest_writer import METADATA
 from partita.pipelining.checkpoints.files.plain_values import check_plain, plain_bytes
@@ -118,9 +124,14 @@ def _entries(request: Request, *, first: bool) -> list[StateEntry]:
             raise CheckpointError(
                 f"{state_value.names[0]!r} is on the meta device: materialise the stage before saving"
             )
+        values = list(parts_of(state_value))
+        if is_wrapper(state_value.value):
+            names = tuple(f"{name}.{WRAPPER}" for name in state_value.names)
+            values.append(StateValue(description(state_value.value), names))
         entries += [
-            StateEntry(request.model_key, name, state_value.value, min(state_value.names))
-            for name in state_value.names
+            StateEntry(request.model_key, name, value.value, min(value.names))
+            for value in values
+            for name in value.names
         ]
     entries += optimizer_entries(
         listed_optimizers(request.optimizers),

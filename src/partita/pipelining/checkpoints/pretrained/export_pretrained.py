@@ -17,6 +17,7 @@ from partita.errors import ArgumentError, CheckpointError
 from partita.listing import listed
 from partita.pipelining.checkpoints.contents.checkpoint_source import EXTRA, CheckpointSource, StoredTensor
 from partita.pipelining.checkpoints.contents.replicas import under
+from partita.pipelining.checkpoints.contents.wrapped_tensors import WRAPPER, is_description
 from partita.pipelining.checkpoints.files.manifest_writer import METADATA
 from partita.pipelining.checkpoints.latest import latest_checkpoint
 from partita.pipelining.checkpoints.pretrained.model_names import match_model
@@ -82,8 +83,8 @@ def export_pretrained(
         progress: called with the share that is done.
 
     Raises:
-        CheckpointError: the checkpoint is damaged or is not the model's, or the folder is there already or
-            can't be written.
+        CheckpointError: the checkpoint is damaged, is not the model's or has weights that wrap others, or
+            the folder is there already or can't be written.
         ArgumentError: a size or dtype that can't be used.
 
     >>> import tempfile
@@ -101,6 +102,14 @@ def export_pretrained(
     tensors = _below(model_key, optimizer_key, source.tensors())
     if not tensors:
         raise CheckpointError(_nothing_below(source, model_key, optimizer_key))
+    others = _below(model_key, optimizer_key, dict.fromkeys(source.values_without_shape()))
+    wrapped = [name.removesuffix(f".{WRAPPER}") for name in others if is_description(name)]
+    if wrapped:
+        raise CheckpointError(
+            f"{listed(wrapped)} of {source.path!r} wrap other tensors (quantised weights do), which the "
+            "files have no place for: export a checkpoint of the model before it was quantised, or load this "
+            "one and save the model by the library that quantised it"
+        )
     names = _by_bytes(tensors) if model is None else _by_model(source, tensors, model, model_key)
     weights = [_weight(name, under(model_key, name), tensors[name], dtype) for name in names]
 
@@ -114,7 +123,6 @@ def export_pretrained(
         files = write_shards(draft, weights, limit, read, progress)
         if model is not None:
             _write_config(draft, model, weights)
-    others = _below(model_key, optimizer_key, dict.fromkeys(source.values_without_shape()))
     left_out = tuple(sorted({_whole_value(name) for name in others}))
     return Exported(files, len(weights), sum(weight.bytes for weight in weights), left_out)
 
