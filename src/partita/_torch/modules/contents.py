@@ -13,6 +13,7 @@ __all__ = [
     "forward_hooks",
     "has_backward_hooks",
     "has_forward_hooks",
+    "has_global_hooks",
     "is_buffer",
     "is_guards_module",
     "is_parameter",
@@ -89,9 +90,15 @@ def has_forward_hooks(module: torch.nn.Module) -> bool:
     """Whether a call of ``module`` runs user code that its class does not show: a hook, or a ``forward`` set
     on the instance.
     """
-    if any(getattr(torch.nn.modules.module, name) for name in _GLOBAL_HOOKS):
+    if has_global_hooks():
         return True
     return "forward" in vars(module) or any(True for _ in own_hooks(module))
+
+
+def has_global_hooks() -> bool:
+    """Whether a call of any module runs hooks that are registered for all."""
+    everywhere = vars(torch.nn.modules.module)
+    return any(everywhere[name] for name in _GLOBAL_HOOKS)
 
 
 def has_backward_hooks(module: torch.nn.Module) -> bool:

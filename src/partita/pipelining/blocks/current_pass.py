@@ -19,6 +19,13 @@ class EndOfStage(BaseException):
 class HearsCalls(Protocol):
     """What is told of calls of modules."""
 
+    @property
+    def is_in_stage(self) -> bool:
+        """Whether the code that runs now is the stage's own: not that of an earlier one, nor what its end
+        leaves by.
+        """
+        ...
+
     def enter(self, path: str, arguments: Any) -> Around | None:
         """A module is about to be called. Return what goes around the call."""
         ...

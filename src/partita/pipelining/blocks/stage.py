@@ -16,7 +16,7 @@ from partita.pipelining.blocks.stage_module import StageModule
 from partita.pipelining.interface.compile_options import CompileOptions
 from partita.pipelining.interface.routes import Routes, StageBorder, Tied, make_routes
 from partita.pipelining.interface.values import Value
-from partita.pipelining.stages.flight import Flight
+from partita.pipelining.stages.flight import Flight, as_called
 from partita.pipelining.stages.parts import check_no_conversions, check_no_sharded_parts
 from partita.pipelining.stages.stage import Stage
 from partita.runtime import Comm
@@ -77,7 +77,8 @@ class BlockStage(Stage):
             number: value.detach().requires_grad_(train and value.requires_grad)
             for number, value in packet.values.items()
         }
-        output = self._called(packet.with_values(leaves))
+        called = as_called(leaves, packet.values, is_first=self.is_first)
+        output = self._called(packet.with_values(called))
         inputs = {f"{_INPUT}{number}": leaf for number, leaf in leaves.items() if leaf.requires_grad}
         sources: dict[str, Tensor] = {}
         if self.is_first:

@@ -129,6 +129,11 @@ class StagePass(TorchFunctionMode):
             arguments: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(leaves, packet.structure)
         return arguments
 
+    @property
+    def is_in_stage(self) -> bool:
+        """See `HearsCalls`."""
+        return self._code_of >= self.stage and not self._stopped
+
     def __enter__(self) -> StagePass:
         self._outer = set_current_pass(self)
         super().__enter__()

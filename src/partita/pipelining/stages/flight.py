@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,10 +12,13 @@ from torch import Tensor
 from partita._torch.autograd.engine import let_go_of_leaves
 from partita._torch.autograd.region_switches import is_any_autocast_enabled
 from partita._torch.containers.pytree import tree_map
+from partita._torch.modules.contents import has_global_hooks
 from partita.errors import ExecutionError
 from partita.pipelining.recompute.checkpointed_pass import CheckpointedPass
 
-__all__ = ["Flight", "detached", "hand_to_caller", "leaf_of", "let_go_of_inputs", "roots_of"]
+__all__ = ["Flight", "as_called", "detached", "hand_to_caller", "leaf_of", "let_go_of_inputs", "roots_of"]
+
+_Name = TypeVar("_Name", str, int)
 
 
 @dataclass(slots=True)
@@ -57,6 +60,23 @@ def leaf_of(value: Tensor, *, wants_gradient: bool, leaf_uncut: bool = False) ->
         with torch.no_grad():
             leaf = leaf.view_as(leaf)
     return leaf.requires_grad_()
+
+
+def as_called(
+    leaves: Mapping[_Name, Tensor], sources: Mapping[_Name, Tensor], *, is_first: bool
+) -> Mapping[_Name, Tensor]:
+    """A stage's inputs as its module is called with them, where it was called with ``sources``.
+
+    Where hooks see the calls of all modules they are no leaves, as in the uncut model: a hook that asks
+    whether the running pass will come by (``register_multi_grad_hook``, which ``FlopCounterMode`` sets) must
+    not ask that of a leaf whose gradient the pass returns. The caller's own leaves are there, too.
+    """
+    if not has_global_hooks():
+        return leaves
+    return {
+        name: leaf.view_as(leaf) if leaf.requires_grad and not (is_first and sources[name].is_leaf) else leaf
+        for name, leaf in leaves.items()
+    }
 
 
 def roots_of(flight: Flight, gradients: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:

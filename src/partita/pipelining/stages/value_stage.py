@@ -18,7 +18,7 @@ from partita.pipelining.interface.layout import copied, zeros_like_sent
 from partita.pipelining.interface.routes import Routes
 from partita.pipelining.interface.values import Value, describe
 from partita.pipelining.stages.data_parallel import gradient_reduction
-from partita.pipelining.stages.flight import Flight, leaf_of
+from partita.pipelining.stages.flight import Flight, as_called, leaf_of
 from partita.pipelining.stages.stage import Stage
 from partita.planning import ActionKind
 
@@ -49,7 +49,8 @@ class ValueStage(Stage):
     def _run(self, values: Mapping[str, Any], *, train: bool) -> tuple[Flight, dict[str, Any]]:
         routes = self._crossing
         leaves = {name: self._leaf(name, values[name], wants, train=train) for name, wants in self._takes}
-        args, kwargs = self._arguments(self._inputs(leaves, routes.numbers))
+        called = as_called(leaves, values, is_first=self.is_first)
+        args, kwargs = self._arguments(self._inputs(called, routes.numbers))
         outputs = dict(zip(self.border.outputs, self._outputs(self._called(*args, **kwargs)), strict=True))
         for name, value in outputs.items():
             expected = routes.values.get(name)

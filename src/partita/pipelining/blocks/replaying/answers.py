@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
+from torch.utils.hooks import RemovableHandle
 
 from partita._torch.fake.ghosts import ghost_of
 from partita._torch.tensors.tensor_text import short_name
@@ -137,6 +138,15 @@ class RaisedError:
         return RaisedError, (self.error,)
 
 
+class HookHandle(Opaque):
+    """Stands for the handle of a hook."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HookHandle, (self.what,)
+
+
 _PICKLED_AS_IS = frozenset(
     {int, float, bool, str, complex, bytes, type(None), torch.dtype, torch.Size, torch.layout}
     | {torch.memory_format, range, slice, type(Ellipsis)}
@@ -161,7 +171,7 @@ def picklable(leaf: Any, device: torch.device) -> Any:
         return leaf.copy()  # its memory may be a tensor's
     if isinstance(leaf, Node):
         return AutogradNode(leaf.name())
-    return Opaque(type(leaf).__name__)
+    return (HookHandle if isinstance(leaf, RemovableHandle) else Opaque)(type(leaf).__name__)
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:

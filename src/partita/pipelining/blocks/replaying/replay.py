@@ -11,10 +11,12 @@ from torch.utils.hooks import RemovableHandle
 
 from partita._torch.fake.ghosts import become
 from partita.errors import ExecutionError
+from partita.pipelining.blocks.current_pass import current_pass
 from partita.pipelining.blocks.cut import Site
 from partita.pipelining.blocks.replaying.answers import (
     Answer,
     AutogradNode,
+    HookHandle,
     NewTensor,
     NumberedTensor,
     RaisedError,
@@ -103,6 +105,8 @@ class Replay:
             return tensor
         if isinstance(leaf, AutogradNode):
             return _ReplayedNode(leaf.what, self)
+        if isinstance(leaf, HookHandle):
+            return _ReplayedHandle(leaf.what)
         # a new object each time, as torch gives it: pickled values tell the two apart
         return torch.device(str(self._device)) if isinstance(leaf, StageDevice) else leaf
 
@@ -113,6 +117,20 @@ class Replay:
             "it keeps alike on all stages: see that no attribute that it reads before a cut is changed "
             "after one, and that hooks and settings are those of stage.module on every rank"
         )
+
+
+class _ReplayedHandle(HookHandle):
+    """The handle of a hook that an earlier stage has set. What the code of earlier stages removes, and what
+    is removed after the pass (by a mode around the step), is removed there too.
+    """
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        stage_pass = current_pass()
+        if name == "remove" and (stage_pass is None or not stage_pass.is_in_stage):
+            return lambda: None
+        return super().__getattr__(name)
 
 
 class _ReplayedNode(AutogradNode):
