@@ -76,7 +76,7 @@ def test_the_table_has_both_bubbles_and_the_drawing_a_lane_a_rank() -> None:
     text = run("--ranks", "2", "--microbatches", "4", "--schedule", "zbh1", "--f", "1ms")
     assert re.search(r"ZBH1 +│ +2 │ 13.0 ms │ +7.7 % │ 13.0 ms │ +7.7 % │ +2 microbatches", text)
     assert re.search(r"^rank 0  F0-+F1-+\.+I0", text, re.MULTILINE)
-    assert "F forward  I gradient of inputs  W gradient of weights  . waiting" in text
+    assert "F forward  I gradient of inputs  W gradient of weights  0 microbatch" in text
     assert all(len(line) <= 100 for line in text.splitlines())
 
 

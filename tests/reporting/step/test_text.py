@@ -79,7 +79,7 @@ def test_a_legend_names_the_letters_and_second_stages_are_paler() -> None:
         TimelineSpan(0, "0B0", "B", 0, 0, 2.0, 3.0),
     ]
     drawing = timeline_drawing(Timeline.from_spans("t", made), 68)
-    assert drawing.plain.splitlines()[-1] == "F forward  B backward  . waiting"
+    assert drawing.plain.splitlines()[-1] == "F forward  B backward  0 microbatch  - goes on  . waiting"
     looks = [str(span.style) for span in drawing.spans if " on #" in str(span.style)]
     assert len(set(looks[:3])) == 3
 

@@ -167,6 +167,10 @@ def _legend(timeline: Timeline, width: int) -> list[Text]:
     for kind in [kind for kind in KINDS if kind in kinds] + sorted(kinds - set(KINDS)):
         letter = _COMM if kind == "comm" else kind[:1]
         entries.append((letter, _look(kind, pale=False), kind_style(kind).name))
+    if any(span.microbatch is not None for span in timeline.spans):
+        entries.append(("0", "dim", "microbatch"))
+    if any(span.is_compute for span in timeline.spans):
+        entries.append((_MORE, "dim", "goes on"))
     entries.append((_IDLE, "dim", "waiting"))
     lines = [Text()]
     for letter, style, name in entries:
