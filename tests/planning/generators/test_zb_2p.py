@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from partita.errors import ScheduleError
 from partita.planning import Cluster, Schedule, StageCost, get_schedule, simulate, validate
+from partita.planning.generators.making.list_scheduler import ListScheduler, Rule
+from partita.planning.generators.making.problem import scheduling_problem
 from partita.planning.generators.zb_h1 import zb_h1
 
 seconds = st.floats(0.25, 4.0)
@@ -44,6 +46,17 @@ def made(
     ranks: int, microbatches: int, costs: list[StageCost], cluster: Cluster, memory: int | None
 ) -> Schedule:
     return ZB2P(len(costs), microbatches, ranks, costs=costs, cluster=cluster, memory_bytes=memory)
+
+
+@given(problems(), st.floats(0.0, 8.0))
+@settings(max_examples=30, deadline=None)
+def test_only_what_takes_too_long_is_given_up(problem, idle_s: float) -> None:  # type: ignore[no-untyped-def]
+    ranks, microbatches, costs, cluster = problem
+    placement = tuple(stage % ranks for stage in range(len(costs)))
+    to_do = scheduling_problem(costs, placement, microbatches, cluster)
+    outcome = ListScheduler(to_do, Rule(idle_s)).run()
+    assert ListScheduler(to_do, Rule(idle_s)).run_within(outcome.span_s) == outcome
+    assert ListScheduler(to_do, Rule(idle_s)).run_within(outcome.span_s * 0.999) is None
 
 
 @given(problems())

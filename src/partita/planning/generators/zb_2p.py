@@ -178,8 +178,8 @@ def _best(problem: Problem) -> Outcome:
         for rule in rules:
             if left and best.span_s > bound_s * (1 + 1e-9):
                 left -= 1
-                outcome = ListScheduler(problem, rule).run()
-                if (outcome.span_s, outcome.end_s) < (best.span_s, best.end_s):
+                outcome = ListScheduler(problem, rule).run_within(best.span_s)
+                if outcome is not None and (outcome.span_s, outcome.end_s) < (best.span_s, best.end_s):
                     best_s, best = rule.idle_s, outcome
 
     attempt(*map(Rule, coarse_s[1:]))

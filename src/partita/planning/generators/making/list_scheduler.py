@@ -30,6 +30,7 @@ from partita.planning.schedules.actions import Action, ActionKind
 
 __all__ = ["ListScheduler", "Outcome", "Rule", "Tails", "least_capacity"]
 
+_SAME = 1e-9
 _F, _I, _W, _B = ActionKind.F, ActionKind.I, ActionKind.W, ActionKind.B
 _Pass = tuple[ActionKind, int, int]
 """Kind, stage and microbatch."""
@@ -124,7 +125,15 @@ class ListScheduler:
 
     def run(self) -> Outcome:
         """The schedule. Each rank has to have the memory that `least_capacity` says."""
-        events = self._events
+        outcome = self.run_within(math.inf)
+        if outcome is None:
+            raise AssertionError("unreachable: nothing takes for ever")
+        return outcome
+
+    def run_within(self, span_s: float) -> Outcome | None:
+        """The same, given up as soon as a rank has idled so much that its span takes longer than that."""
+        events, idle_s = self._events, self._idle_s
+        most_idle_s = [span_s * (1 + _SAME) - work_s for work_s in self._work_s()]
         choose = self._choose if self._rule.tails is None else self._choose_by_tails
         while events:
             now_s, rank = heapq.heappop(events)
@@ -133,12 +142,20 @@ class ListScheduler:
             choice = choose(rank, now_s)
             if choice is not None:
                 self._start(*choice, rank, now_s)
+                if idle_s[rank] > most_idle_s[rank]:
+                    return None
         done = sum(len(row) for row in self._rows)
         problem = self._problem
         if done < (3 * problem.stages - len(self._rule.whole)) * problem.microbatches:
             raise AssertionError("unreachable: each rank has memory for one microbatch")
         spans = [end - (start or 0.0) for start, end in zip(self._first_s, self._free_s, strict=True)]
         return Outcome(tuple(map(tuple, self._rows)), max(spans), max(self._free_s))
+
+    def _work_s(self) -> list[float]:
+        """For each rank, the seconds that it computes."""
+        of_stages = zip(self._problem.forward_s, self._input_s, self._weight_s, strict=True)
+        a_microbatch = [sum(of_one) for of_one in of_stages]
+        return [self._problem.microbatches * sum(map(a_microbatch.__getitem__, own)) for own in self._own]
 
     def _choose(self, rank: int, now_s: float) -> tuple[ActionKind, int] | None:
         """What the rank does next, or None to wait for what arrives next."""
