@@ -142,7 +142,6 @@ COVERED_BY = {
     "planning/searching/explorer.py": "planning/searching/test_search.py",
     "planning/searching/orders/improve.py": "planning/searching/orders/test_list_schedule.py",
     "planning/searching/result.py": "planning/searching/test_search.py",
-    "planning/searching/trial.py": "planning/searching/test_search.py",
     "planning/simulating/_step_program.py": "planning/simulating/test_clock.py",
     "reporting/capture/capture_tables.py": "reporting/capture/test_capture_report.py",
     "reporting/comparison/comparison_table.py": "reporting/comparison/test_comparison_html.py",

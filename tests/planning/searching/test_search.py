@@ -9,6 +9,7 @@ from tests.planning.profiles import best_named_s, random_profile
 
 from partita.errors import InfeasiblePlan, PlanError, ScheduleError
 from partita.planning import (
+    ActionKind,
     Cluster,
     CostModel,
     LinkLevel,
@@ -105,6 +106,16 @@ def test_a_schedule_without_backward_passes_can_be_asked_for() -> None:
     assert best.plan.schedule == "ForwardOnly"
     result = simulate(schedule_of(best.plan), best.plan)
     assert (best.makespan_s, best.peak_bytes) == (pytest.approx(result.makespan_s), result.peak_bytes)
+
+
+def test_orders_of_its_own_train_beside_a_schedule_that_does_not() -> None:
+    """The one without backward passes was improved, and came back as an order for training."""
+    best = search(COSTS, Cluster(2), microbatches=3, schedules=["ForwardOnly", "ListSchedule"])
+    schedules = [schedule_of(one.plan) for one in best if one.plan.schedule == "ListSchedule"]
+    assert schedules
+    for schedule in schedules:
+        validate(schedule)
+        assert any(action.kind in {ActionKind.I, ActionKind.B} for action in schedule.actions(0))
 
 
 def test_orders_of_its_own_can_be_asked_for_alone() -> None:
@@ -233,6 +244,13 @@ def test_no_named_schedule_that_fits_is_better(seed: int) -> None:
         assert best_named_s(profile) == float("inf")
         return
     assert best.makespan_s <= best_named_s(profile) * (1 + 1e-9)
+
+
+def test_each_start_whose_cuts_are_moved_is_another_one() -> None:
+    """The best one was moved twice with half of what may be tried, and nothing was found that fits."""
+    profile = random_profile(19, most_ranks=6)
+    best = search(profile.costs, profile.cluster, microbatches=profile.microbatches)[0]
+    assert max(best.peak_bytes) <= (profile.cluster.memory(0) or 0)
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -86,8 +86,7 @@ def _keep_without_recomputation(
     finalists: int,
 ) -> None:
     """Named schedules on cuts that are moved until they fit, in place of recomputing to make them fit."""
-    without = Case(case.costs, case.cluster, case.microbatches, case.parameter_copies, recompute=False)
-    other = explorer.for_case(without, budget)
+    other = explorer.for_case(case.changed(recompute=False), budget)
     for layout in choices:
         for kind in kinds:
             if kind.for_costs is None and kind.trains:

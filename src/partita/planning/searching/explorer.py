@@ -115,30 +115,38 @@ class Explorer:
         budget = self._budget.share(share)
         for index, trial in enumerate(named):
             own = budget.share(1 / (len(named) - index))
-            starts = self._starts.get((trial.name, trial.layout), [])
-            for start in (trial, *sorted(starts, key=lambda one: one.key)):
+            starts = sorted(self._starts.get((trial.name, trial.layout), []), key=lambda one: one.key)
+            for start in (trial, *(one for one in starts if one.cuts != trial.cuts)):
                 if not own.is_spent:
                     self.keep(self._moved(start, own))
 
     def try_list(self, layout: Layout) -> None:
         """One quick list schedule on each of the cuts that suit a layout."""
-        firsts = []
-        for cuts, regions in self._list_cuts(layout):
-            order = first_order(self._case.problem(layout, cuts, regions))
-            if order is not None:
-                firsts.append(self._case.timed(LIST, layout, cuts, order.rows, regions))
-        firsts = [trial for trial in firsts if trial.fits]
+        orders = [
+            (order, cuts, regions)
+            for cuts, regions in self._list_cuts(layout)
+            if (order := first_order(self._case.problem(layout, cuts, regions))) is not None
+        ]
+        # What else has to be recomputed takes longer: fast ones are looked at until no other can be as fast.
+        orders.sort(key=lambda one: one[0].end_s)
+        firsts: list[Trial] = []
+        for order, cuts, regions in orders:
+            if len(firsts) >= FINALISTS and order.end_s > firsts[FINALISTS - 1].end_s * (1 + _SAME):
+                break
+            trial = self._case.timed(LIST, layout, cuts, order.rows, regions)
+            if trial.fits:
+                firsts = sorted((*firsts, trial), key=lambda one: one.key)
         if not firsts:
             # The least memory that there can be, so that it is known what is short.
             rows = one_by_one(layout.stage_ranks, self._case.microbatches)
             for cuts, regions in self._list_cuts(layout, few=True):
                 self.keep(self._case.timed(LIST, layout, cuts, rows, regions))
-        self._firsts += sorted(firsts, key=lambda trial: trial.key)[:FINALISTS]
+        self._firsts += firsts[:FINALISTS]
 
     def improve_lists(self) -> None:
         """Better orders and cuts, in turn, for the best that are there; unequal ranks change places too."""
         starts = sorted(
-            (*self._firsts, *(trial for trial in self.best.values() if trial.fits)),
+            (*self._firsts, *(trial for trial in self.best.values() if trial.fits and trial.trains)),
             key=lambda trial: trial.key,
         )
         starts = list(
@@ -189,9 +197,9 @@ class Explorer:
             for cuts in cut_moves(problem, trial.cuts):
                 if not budget.take(size):
                     return trial
-                result = self._case.timed(trial.name, trial.layout, cuts, trial.rows)
-                if result.key < trial.key:
-                    trial, improved = result, True
+                better = self._case.better(trial, cuts)
+                if better is not None:
+                    trial, improved = better, True
                     break
         return trial
 

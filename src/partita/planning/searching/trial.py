@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from math import inf
+from operator import add
+from typing import NamedTuple
 
 from partita.planning.costs.cost_model import CostModel
 from partita.planning.costs.recompute import Regions, recompute_options, recomputed_cost
@@ -18,22 +20,19 @@ from partita.planning.cutting._cuts import Cuts
 from partita.planning.generators.making.problem import Problem, scheduling_problem
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.searching.layouts import Layout
-from partita.planning.searching.orders.clock import (
-    Rows,
-    Timing,
-    most_held,
-    overflow,
-    run_rows,
-)
-from partita.planning.searching.orders.row_memory import RowStates, State, peak_of, row_states
+from partita.planning.searching.orders.clock import Rows, Timing, has_backward, run_rows
+from partita.planning.searching.orders.improve import lower_bound_s
+from partita.planning.searching.orders.row_memory import RowKinds, peak_of, row_kinds
 from partita.planning.simulating.gradient_sums import gradient_sums
-from partita.planning.simulating.message_sizes import Handed, handed_on_ranks, message_sizes
-from partita.planning.simulating.messages import Link, messages_beside
+from partita.planning.simulating.message_sizes import handed_beside, handed_on_ranks, message_sizes
+from partita.planning.simulating.messages import Link, PlacedPass, RankMessages, messages_beside
 
 __all__ = ["Case", "Trial"]
 
 _ROWS_KEPT = 1_000
 """Of so many rows it is remembered what they hold."""
+_ROUNDED = 1e-9
+"""Times that differ by no more may be equal in a `Trial.key`."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +65,30 @@ class Trial:
         return max(self.over) <= 0
 
     @property
+    def trains(self) -> bool:
+        """Whether its rows have backward passes."""
+        return any(map(has_backward, self.rows))
+
+    @property
     def key(self) -> tuple[float, float, float]:
         """The smaller, the better: first what exceeds the memory, then time."""
         return max(*self.over, 0.0), float(f"{self.end_s:.10g}"), self.total_s
+
+
+class _RowsInMemory(NamedTuple):
+    """What rows hold, apart from costs.
+
+    Attributes:
+        rows: for each rank its passes.
+        placed: the same with microbatches in place of numbers.
+        kinds: for each rank, what its peak depends on.
+        messages: for each rank, what lies there for messages.
+    """
+
+    rows: Rows
+    placed: list[list[PlacedPass]]
+    kinds: list[RowKinds]
+    messages: list[RankMessages]
 
 
 class Case:
@@ -84,7 +104,7 @@ class Case:
         self.recompute = recompute
         self._stages: dict[tuple[int, int, Regions, SharedOnRank], StageCost] = {}
         self._options: dict[tuple[int, int], list[Regions]] = {}
-        self._states: dict[tuple[object, ...], tuple[Rows, list[RowStates]]] = {}
+        self._in_memory: dict[tuple[object, ...], _RowsInMemory] = {}
         self._limits = [cluster.memory(rank) for rank in range(cluster.ranks)]
         self._sends_tied = any(tied.gradient_bytes for tied in costs.tied)
         self._sums_tied = any(tied.reduced_bytes for tied in costs.tied)
@@ -108,6 +128,8 @@ class Case:
         )
         if costs is None and case.parameter_copies == self.parameter_copies:
             case._stages = self._stages
+        if case.microbatches == self.microbatches:
+            case._in_memory = self._in_memory
         if costs is None and case.recompute == self.recompute:
             case._options = self._options
         return case
@@ -179,16 +201,31 @@ class Case:
         nothing: tuple[Regions, ...] = ((),) * (len(cuts) - 1)
         chosen = nothing if regions is None else regions
         problem = self.problem(layout, cuts, chosen)
-        over = self._overflow(problem, layout, cuts, chosen, rows)
+        over = self._overflow(layout, cuts, chosen, rows)
         if max(over) > 0 and self.recompute:
             chosen = self._regions_that_fit(layout, cuts, rows, chosen, over)
             problem = self.problem(layout, cuts, chosen)
-            over = self._overflow(problem, layout, cuts, chosen, rows)
+            over = self._overflow(layout, cuts, chosen, rows)
         timing = run_rows(problem, rows)
-        end_s, total_s = (float("inf"),) * 2 if timing is None else (timing.end_s, timing.total_s)
+        end_s, total_s = (inf, inf) if timing is None else (timing.end_s, timing.total_s)
         if timing is not None and self._sums_tied:
             end_s = self._end_of_sums(problem, layout, cuts, rows, timing)
         return Trial(name, layout, cuts, chosen, rows, end_s, total_s, tuple(over))
+
+    def better(self, trial: Trial, cuts: Cuts) -> Trial | None:
+        """The same order on other cuts with nothing recomputed that does not have to be; None where that is
+        no better.
+        """
+        if trial.fits:
+            # To recompute takes longer: what is slower without needs no look at its memory.
+            problem, most_s = self.problem(trial.layout, cuts), trial.end_s * (1 + _ROUNDED)
+            if lower_bound_s(problem, trains=trial.trains) > most_s:
+                return None
+            timing = run_rows(problem, trial.rows) if self.is_limited else None
+            if timing is not None and timing.end_s > most_s:
+                return None
+        result = self.timed(trial.name, trial.layout, cuts, trial.rows)
+        return result if result.key < trial.key else None
 
     def _end_of_sums(self, problem: Problem, layout: Layout, cuts: Cuts, rows: Rows, timing: Timing) -> float:
         ends = [
@@ -198,32 +235,44 @@ class Case:
         after = gradient_sums(summed_gradients(self.costs, cuts), layout.stage_ranks, self.cluster, ends)
         return max([timing.end_s, *(one.end_s for one in after)])
 
-    def _overflow(
-        self, problem: Problem, layout: Layout, cuts: Cuts, regions: Sequence[Regions], rows: Rows
-    ) -> list[float]:
+    def _overflow(self, layout: Layout, cuts: Cuts, regions: Sequence[Regions], rows: Rows) -> list[float]:
         """For each rank, by how many bytes it exceeds its memory."""
         if not self.is_limited:
             return [0.0] * len(rows)
-        if not self._sends_tied and not self._has_messages:
-            return overflow(problem, rows)
         peaks = zip(self._limits, self.peaks(layout, cuts, regions, rows), strict=False)
         return [-inf if limit is None else peak - limit for limit, peak in peaks]
 
     @property
     def _has_messages(self) -> bool:
         """Whether stages have what depends on the order of passes, which a `Problem` does not know."""
-        return self.costs.entry_bytes is not None
+        return self.costs.entry_bytes is not None or self._sends_tied
 
-    def _states_of(self, layout: Layout, rows: Rows, links: Collection[Link]) -> list[RowStates]:
-        """`row_states` of each row, remembered for rows that are tried with other costs again."""
+    def _rows_in_memory(self, layout: Layout, rows: Rows, links: Collection[Link]) -> _RowsInMemory:
+        """What stays the same while rows are tried with other costs again: remembered."""
         key = (layout.stage_ranks, frozenset(links), *map(id, rows))
-        if key not in self._states:
-            if len(self._states) >= _ROWS_KEPT:
-                self._states.clear()
+        if key not in self._in_memory:
+            if len(self._in_memory) >= _ROWS_KEPT:
+                self._in_memory.clear()
             placed = [[(kind, stage, it % self.microbatches) for kind, stage, it in row] for row in rows]
-            beside = messages_beside(placed, layout.stage_ranks, links)
-            self._states[key] = list(rows), list(map(row_states, rows, beside))
-        return self._states[key][1]
+            messages = messages_beside(placed, layout.stage_ranks, links)
+            self._in_memory[key] = _RowsInMemory(list(rows), placed, list(map(row_kinds, rows)), messages)
+        return self._in_memory[key]
+
+    def _beside(
+        self, layout: Layout, cuts: Cuts, stages: Sequence[StageCost], rows: Rows
+    ) -> tuple[list[RowKinds], list[list[int]]]:
+        """For each rank its passes, and what lies there for messages and between stages beside them."""
+        if not self._has_messages:
+            return self._rows_in_memory(layout, rows, ()).kinds, [[0] * len(row) for row in rows]
+        handing = self._handing(cuts, stages)
+        sizes = message_sizes(handing, layout.stage_ranks)
+        of_rows = self._rows_in_memory(layout, rows, sizes.coming)
+        beside = list(map(sizes.beside, of_rows.messages, map(len, rows)))
+        for rank, handed in enumerate(handed_on_ranks(handing, layout.stage_ranks)):
+            if handed:
+                waiting = handed_beside(of_rows.placed[rank], handed if of_rows.kinds[rank].trains else ())
+                beside[rank] = list(map(add, beside[rank], waiting))
+        return of_rows.kinds, beside
 
     def _handing(self, cuts: Cuts, stages: Sequence[StageCost]) -> list[StageCost]:
         """The costs of all stages with the gradients of tied parameters that they send."""
@@ -249,10 +298,7 @@ class Case:
         What one stage frees beyond that stays free for other orders, unless it is to be done `tightly`.
         """
         chosen, shared = list(regions), self.shared(layout, cuts)
-        handing = self._handing(cuts, self.stages(layout, cuts, regions))
-        sizes = message_sizes(handing, layout.stage_ranks)
-        handed = handed_on_ranks(handing, layout.stage_ranks)
-        of_rows = self._states_of(layout, rows, sizes.coming)
+        kinds, beside = self._beside(layout, cuts, self.stages(layout, cuts, regions), rows)
         for rank in (rank for rank, excess in enumerate(over) if excess > 0):
             limit = self.cluster.memory(rank)
             if limit is None:
@@ -261,13 +307,7 @@ class Case:
             costs = {
                 stage: self.stage(cuts[stage], cuts[stage + 1], chosen[stage], shared[stage]) for stage in own
             }
-            excess_of = partial(
-                self._excess,
-                of_rows[rank].states,
-                message_bytes=of_rows[rank].message_bytes(sizes),
-                handed=handed[rank],
-                limit=limit,
-            )
+            excess_of = partial(self._excess, kinds[rank], beside=beside[rank], limit=limit)
             for stage in own:
                 if not self._choose(chosen, costs, shared[stage], stage, cuts, excess_of):
                     break
@@ -278,15 +318,8 @@ class Case:
         return tuple(chosen)
 
     @staticmethod
-    def _excess(
-        states: Sequence[State],
-        costs: Mapping[int, StageCost],
-        *,
-        message_bytes: Sequence[int],
-        handed: Sequence[Handed],
-        limit: int,
-    ) -> int:
-        return max(peak_of(states, costs, message_bytes, handed) - limit, 0)
+    def _excess(row: RowKinds, costs: Mapping[int, StageCost], *, beside: Sequence[int], limit: int) -> int:
+        return max(peak_of(row, costs, beside) - limit, 0)
 
     def _choose(
         self,
@@ -325,15 +358,5 @@ class Case:
         costs = [dict[int, StageCost]() for _ in rows]
         for stage, rank in enumerate(layout.stage_ranks):
             costs[rank][stage] = of_stages[stage]
-        if not self._sends_tied and not self._has_messages:
-            always = (sum(cost.static_bytes for cost in own.values()) for own in costs)
-            most = most_held(self.problem(layout, cuts, regions), rows)
-            return tuple(int(one + other) for one, other in zip(always, most, strict=True))
-        handing = self._handing(cuts, of_stages)
-        sizes = message_sizes(handing, layout.stage_ranks)
-        handed = handed_on_ranks(handing, layout.stage_ranks)
-        states = self._states_of(layout, rows, sizes.coming)
-        return tuple(
-            peak_of(of_row.states, own, of_row.message_bytes(sizes), of_rank)
-            for of_row, own, of_rank in zip(states, costs, handed, strict=True)
-        )
+        kinds, beside = self._beside(layout, cuts, of_stages, rows)
+        return tuple(map(peak_of, kinds, costs, beside))

@@ -91,8 +91,9 @@ def _messages(
     sizes = [0] * len(passes)
     for rank, numbers in enumerate(of_rank.values()):
         waiting = handed_beside(rows[rank], handed[rank] if trains else ())
-        for number, messages, size in zip(numbers, beside[rank], waiting, strict=True):
-            sizes[number] = of_sizes.beside(messages) + size
+        lying = of_sizes.beside(beside[rank], len(numbers))
+        for number, messages, size in zip(numbers, lying, waiting, strict=True):
+            sizes[number] = messages + size
     return sizes
 
 

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from partita.planning.costs.stage_cost import StageCost
-from partita.planning.simulating.messages import Beside, Link, PlacedPass
+from partita.planning.simulating.messages import Link, PlacedPass, RankMessages
 
 __all__ = ["Handed", "MessageSizes", "handed_beside", "handed_on_ranks", "message_sizes"]
 
@@ -29,10 +29,19 @@ class MessageSizes(NamedTuple):
     coming: dict[Link, int]
     sent: dict[Link, int]
 
-    def beside(self, messages: Beside) -> int:
-        """What lies on a rank beside a pass."""
-        coming = sum(map(self.coming.__getitem__, messages.coming))
-        return coming + sum(map(self.sent.__getitem__, messages.sent))
+    def beside(self, messages: RankMessages, passes: int) -> list[int]:
+        """What lies on a rank beside each of its so many passes."""
+        change = [0] * (passes + 1)
+        for of_links, sizes in ((messages.coming, self.coming), (messages.sent, self.sent)):
+            for link, (begins, ends) in of_links.items():
+                size = sizes[link]
+                if size:
+                    for place in begins:
+                        change[place] += size
+                    for place in ends:
+                        change[place] -= size
+        change.pop()
+        return list(accumulate(change))
 
 
 def message_sizes(costs: Sequence[StageCost], stage_ranks: Sequence[int]) -> MessageSizes:

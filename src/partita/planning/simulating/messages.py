@@ -15,17 +15,24 @@ U-Net is received long before it is needed where it has to make room for what it
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import defaultdict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 from partita.planning.schedules.arrivals import MOST_UNANSWERED
 
-__all__ = ["RECEIVED_AHEAD", "Beside", "Link", "PlacedPass", "links_of_neighbours", "messages_beside"]
+__all__ = [
+    "RECEIVED_AHEAD",
+    "Link",
+    "PlacedPass",
+    "RankMessages",
+    "Spans",
+    "links_of_neighbours",
+    "messages_beside",
+]
 
 RECEIVED_AHEAD = 2
 """How many passes ahead of the one that takes it a message is being received."""
@@ -36,27 +43,23 @@ PlacedPass = tuple[int, int, int]
 Link = tuple[bool, int, int]
 """A kind of message: whether it goes back, the stage that sends it, the stage that takes it."""
 
+Spans = tuple[list[int], list[int]]
+"""Where something begins to lie, and where it does no more."""
+
 _W = 2
 
 
-class _Ordered(Protocol):
-    def __lt__(self, other: Any, /) -> bool: ...
-
-
-_T = TypeVar("_T", bound=_Ordered)
-
-
-class Beside(NamedTuple):
-    """What lies on a rank for messages beside a pass.
+class RankMessages(NamedTuple):
+    """What lies on a rank for messages, by link: from which passes on, counted from 0, there is one more, and
+    from which on one less.
 
     Attributes:
-        coming: the messages that later passes take and that are being received, in order.
-        sent: the gradients, sent back, that are held, in order; a link that occurs twice has those of two
-            microbatches.
+        coming: the messages that are being received; what a pass takes is gone from that pass on.
+        sent: the gradients, sent back, that are held.
     """
 
-    coming: tuple[Link, ...]
-    sent: tuple[Link, ...]
+    coming: dict[Link, Spans]
+    sent: dict[Link, Spans]
 
 
 def links_of_neighbours(stage_ranks: Sequence[int], returning: Collection[int]) -> list[Link]:
@@ -76,8 +79,8 @@ def links_of_neighbours(stage_ranks: Sequence[int], returning: Collection[int]) 
 
 def messages_beside(
     rows: Sequence[Sequence[PlacedPass]], stage_ranks: Sequence[int], links: Collection[Link]
-) -> list[list[Beside]]:
-    """For each rank what lies there beside each of its passes; what the pass itself takes counts with it.
+) -> list[RankMessages]:
+    """For each rank what lies there beside its passes; what a pass itself takes counts with the pass.
 
     Args:
         rows: for each rank its passes, in order.
@@ -87,27 +90,25 @@ def messages_beside(
     >>> first = [(0, 0, 0), (0, 0, 1), (3, 0, 0), (3, 0, 1)]
     >>> last = [(0, 1, 0), (3, 1, 0), (0, 1, 1), (3, 1, 1)]
     >>> beside = messages_beside([first, last], (0, 1), links_of_neighbours((0, 1), {1}))
-    >>> [len(one.coming) for one in beside[0]], [len(one.sent) for one in beside[1]]
-    ([1, 2, 1, 0], [0, 0, 1, 1])
+    >>> beside[0].coming, beside[1].sent
+    ({(True, 1, 0): ([1, 0], [3, 2])}, {(True, 1, 0): ([2, 4], [4, 4])})
     """
     sends_of_ranks = _Clocks(rows, stage_ranks, links).run()
-    coming: list[list[tuple[int, int, Link]]] = [[] for _ in rows]
-    for sends in sends_of_ranks:
+    beside = [RankMessages({}, {}) for _ in rows]
+    for row, own, sends in zip(rows, beside, sends_of_ranks, strict=True):
         first = [len(row) for row in rows]
         for sent in reversed(sends):
             there = stage_ranks[sent.link[2]]
             first[there] = min(first[there], sent.taker)
             if first[there] < len(rows[there]):
-                coming[there].append((max(first[there] - RECEIVED_AHEAD, 0), sent.taker, sent.link))
-    beside = []
-    for row, arriving, sends in zip(rows, coming, sends_of_ranks, strict=True):
-        gradients = [
-            (sent.place + 1, len(row) if sent.last is None else sent.last + 1, sent.link)
-            for sent in sends
-            if sent.link[0]
-        ]
-        each = zip(_at_each(len(row), arriving), _at_each(len(row), gradients), strict=True)
-        beside.append([Beside(takes, returned) for takes, returned in each])
+                starts, ends = beside[there].coming.setdefault(sent.link, ([], []))
+                starts.append(max(first[there] - RECEIVED_AHEAD, 0))
+                ends.append(sent.taker)
+        for sent in sends:
+            if sent.link[0]:
+                starts, ends = own.sent.setdefault(sent.link, ([], []))
+                starts.append(sent.place + 1)
+                ends.append(len(row) if sent.last is None else sent.last + 1)
     return beside
 
 
@@ -255,25 +256,3 @@ def _end_unanswered(sends: Sequence[_Sent]) -> None:
         if len(unanswered) == MOST_UNANSWERED:
             unanswered.popleft().last = sent.place
         unanswered.append(sent)
-
-
-def _at_each(places: int, spans: Sequence[tuple[int, int, _T]]) -> list[tuple[_T, ...]]:
-    """For each place, in order, what of the spans (first place, the one behind the last, what) there is."""
-    begins: list[list[_T]] = [[] for _ in range(places + 1)]
-    ends: list[list[_T]] = [[] for _ in range(places + 1)]
-    for start, end, what in spans:
-        if start < end:
-            begins[start].append(what)
-            ends[end].append(what)
-    at_each: list[tuple[_T, ...]] = []
-    here: list[_T] = []
-    now: tuple[_T, ...] = ()
-    for begun, ended in zip(begins[:places], ends[:places], strict=True):
-        if begun or ended:
-            for what in begun:
-                insort(here, what)
-            for what in ended:
-                del here[bisect_left(here, what)]
-            now = tuple(here)
-        at_each.append(now)
-    return at_each

@@ -1,29 +1,26 @@
 from __future__ import annotations
 
+from operator import add
 from random import Random
 
 import pytest
 
-from partita.planning import Schedule, StageCost, get_schedule, simulate
+from partita.planning import StageCost, get_schedule, simulate
 from partita.planning.searching.orders.clock import rows_of
-from partita.planning.searching.orders.row_memory import RowStates, peak_of, row_states
-from partita.planning.simulating.message_sizes import handed_on_ranks, message_sizes
+from partita.planning.searching.orders.row_memory import peak_of, row_kinds
+from partita.planning.simulating.message_sizes import handed_beside, handed_on_ranks, message_sizes
 from partita.planning.simulating.messages import links_of_neighbours, messages_beside
-
-
-def _states(schedule: Schedule) -> list[RowStates]:
-    rows, microbatches = rows_of(schedule), schedule.microbatches
-    placed = [[(kind, stage, number % microbatches) for kind, stage, number in row] for row in rows]
-    links = links_of_neighbours(schedule.stage_ranks, range(1, schedule.stages))
-    beside = messages_beside(placed, schedule.stage_ranks, links)
-    return list(map(row_states, rows, beside))
 
 
 @pytest.mark.parametrize("name", ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble", "VMin", "ForwardOnly"])
 def test_the_peak_of_a_row_is_what_the_simulator_says(name: str) -> None:
     random = Random(3)
     schedule = get_schedule(name)(6 if name != "ForwardOnly" else 3, 5, 3)
-    states = _states(schedule)
+    rows, microbatches = rows_of(schedule), schedule.microbatches
+    placed = [[(kind, stage, number % microbatches) for kind, stage, number in row] for row in rows]
+    links = links_of_neighbours(schedule.stage_ranks, range(1, schedule.stages))
+    messages = messages_beside(placed, schedule.stage_ranks, links)
+    of_rows = list(map(row_kinds, rows))
     for _ in range(20):
         costs = [
             StageCost(
@@ -47,11 +44,9 @@ def test_the_peak_of_a_row_is_what_the_simulator_says(name: str) -> None:
         sizes = message_sizes(costs, schedule.stage_ranks)
         handed = handed_on_ranks(costs, schedule.stage_ranks)
         peaks = []
-        for rank, of_row in enumerate(states):
+        for rank, row in enumerate(placed):
             own = {stage: costs[stage] for stage, at in enumerate(schedule.stage_ranks) if at == rank}
-            peaks.append(peak_of(of_row.states, own, of_row.message_bytes(sizes), handed[rank]))
+            waiting = handed_beside(row, handed[rank] if of_rows[rank].trains else ())
+            beside = list(map(add, sizes.beside(messages[rank], len(row)), waiting))
+            peaks.append(peak_of(of_rows[rank], own, beside))
         assert tuple(peaks) == simulate(schedule, costs).peak_bytes
-
-
-def test_a_row_has_few_states_that_count() -> None:
-    assert max(len(one.states) for one in _states(get_schedule("1F1B")(4, 64))) <= 12

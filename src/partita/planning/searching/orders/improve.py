@@ -13,6 +13,7 @@ and due dates", 1986; E. Nowicki and C. Smutnicki, "A fast taboo search algorith
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import add
 from random import Random
 from typing import NamedTuple
 
@@ -56,16 +57,23 @@ class _Block(NamedTuple):
     last: int
 
 
-def lower_bound_s(problem: Problem) -> float:
-    """No order takes less: a rank's work and how long it waits for its first pass, or a microbatch's way."""
-    starts = problem.start_s()
+def lower_bound_s(problem: Problem, *, trains: bool = True) -> float:
+    """No order takes less: a rank's work and how long it waits for its first pass, or a microbatch's way.
+
+    Args:
+        problem: what has to be scheduled.
+        trains: whether there are backward passes.
+    """
+    starts, stages = problem.start_s(), range(problem.stages)
+    split_s = map(add, problem.input_s, problem.weight_s)
+    back_s = list(map(min, problem.whole_s, split_s)) if trains else [0.0] * problem.stages
     work, first = [0.0] * problem.ranks, [float("inf")] * problem.ranks
-    way_s = starts[-1] + problem.forward_s[-1]
     for stage, rank in enumerate(problem.stage_ranks):
-        backward_s = min(problem.whole_s[stage], problem.input_s[stage] + problem.weight_s[stage])
-        work[rank] += problem.microbatches * (problem.forward_s[stage] + backward_s)
+        work[rank] += problem.microbatches * (problem.forward_s[stage] + back_s[stage])
         first[rank] = min(first[rank], starts[stage])
-        way_s += min(problem.input_s[stage], backward_s) + problem.up_s[stage]
+    way_s = starts[-1] + problem.forward_s[-1]
+    if trains:
+        way_s += sum(min(problem.input_s[stage], back_s[stage]) + problem.up_s[stage] for stage in stages)
     return max(way_s, *(start + busy for start, busy in zip(first, work, strict=True)))
 
 

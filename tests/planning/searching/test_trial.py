@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.planning.profiles import random_profile
+
+from partita.planning import TiedUnits, get_schedule
+from partita.planning.cutting._cuts import Cuts
+from partita.planning.searching.layouts import Layout, layouts
+from partita.planning.searching.orders.clock import rows_of
+from partita.planning.searching.trial import Case
+
+
+def _cuts(layout: Layout, units: int) -> list[Cuts]:
+    """Equal stages, and those with one border moved."""
+    stages = len(layout.own)
+    equal = [units * stage // stages for stage in range(stages + 1)]
+    moved = [
+        [*equal[:border], place, *equal[border + 1 :]]
+        for border in range(1, stages)
+        for place in range(equal[border - 1] + 1, equal[border + 1])
+    ]
+    return [tuple(equal), *map(tuple, moved)]
+
+
+@pytest.mark.parametrize("name", ["ForwardOnly", "1F1B", "ZBH1"])
+@pytest.mark.parametrize("seed", [1, 2, 6, 18, 19])
+@pytest.mark.parametrize("tied", [False, True])
+def test_only_cuts_that_are_no_better_are_left_out(name: str, seed: int, tied: bool) -> None:
+    """In steps without backward passes all were: what they would have taken counted."""
+    profile = random_profile(seed, most_ranks=4)
+    costs = profile.costs
+    if tied:
+        last = len(costs.units) - 1
+        units = tuple(replace(unit, parameter_bytes=unit.parameter_bytes + 3) for unit in costs.units)
+        costs = replace(costs, units=units, tied=(TiedUnits((0, last), 3, gradient_bytes=3),))
+    case = Case(costs, profile.cluster, profile.microbatches, 2.0, recompute=True)
+    layout = next(iter(layouts(profile.cluster, (1,), len(costs.units))))
+    rows = rows_of(get_schedule(name)(len(layout.own), profile.microbatches))
+    trials = [case.timed(name, layout, cuts, rows) for cuts in _cuts(layout, len(costs.units))]
+    for trial in trials:
+        for other in trials:
+            assert case.better(trial, other.cuts) == (other if other.key < trial.key else None)
