@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,13 @@ from hypothesis import strategies as st
 
 from partita.errors import ScheduleError
 from partita.planning import Cluster, Schedule, StageCost, get_schedule, simulate, validate
-from partita.planning.generators.making.list_scheduler import ListScheduler, Rule
+from partita.planning.generators.making.list_scheduler import (
+    ListScheduler,
+    Outcome,
+    Rule,
+    Rules,
+    least_capacity,
+)
 from partita.planning.generators.making.problem import scheduling_problem
 from partita.planning.generators.zb_h1 import zb_h1
 
@@ -57,6 +65,26 @@ def test_only_what_takes_too_long_is_given_up(problem, idle_s: float) -> None:  
     outcome = ListScheduler(to_do, Rule(idle_s)).run()
     assert ListScheduler(to_do, Rule(idle_s)).run_within(outcome.span_s) == outcome
     assert ListScheduler(to_do, Rule(idle_s)).run_within(outcome.span_s * 0.999) is None
+
+
+@given(problems(), st.integers(0, 40), st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_a_rule_that_is_not_run_gives_a_schedule_that_was_made(problem, memory: int, late: bool) -> None:  # type: ignore[no-untyped-def]
+    """In little memory a rank waits for that alone, and 96 rules of a search gave eight schedules."""
+    ranks, microbatches, costs, cluster = problem
+    placement = tuple(stage % ranks for stage in range(len(costs)))
+    to_do = scheduling_problem(costs, placement, microbatches, cluster)
+    to_do = replace(to_do, capacity=tuple(least + memory for least in least_capacity(to_do)))
+    rules, outcomes = Rules(to_do), list[Outcome]()
+    for step in range(24):
+        rule = Rule(8.0 * 0.8**step, target_s=microbatches * 3.0 if late else math.inf)
+        outcome = rules.run(rule)
+        if outcome is None:
+            assert ListScheduler(to_do, rule).run() in outcomes
+        else:
+            assert outcome == ListScheduler(to_do, rule).run()
+            outcomes.append(outcome)
+    assert len(outcomes) < 24
 
 
 @given(problems())

@@ -23,7 +23,7 @@ from partita.garbage import no_garbage_collection
 from partita.planning.costs.stage_cost import StageCost
 from partita.planning.generators.interleaved_zero_bubble import interleaved_zero_bubble
 from partita.planning.generators.making.arguments import place
-from partita.planning.generators.making.list_scheduler import ListScheduler, Outcome, Rule, least_capacity
+from partita.planning.generators.making.list_scheduler import Outcome, Rule, Rules, least_capacity
 from partita.planning.generators.making.problem import Problem, scheduling_problem
 from partita.planning.generators.making.ticks import laid_out
 from partita.planning.generators.zb_h1 import zb_h1
@@ -171,14 +171,18 @@ def _best(problem: Problem) -> Outcome:
     bound_s = _bound_s(problem)
     longest_s = max(problem.forward_s)
     coarse_s = [2 * longest_s * 0.62**step for step in range(0, 10, 1 if left > 20 else 2)]
-    best_s, best = coarse_s[0], ListScheduler(problem, Rule(coarse_s[0])).run()
+    rules = Rules(problem)
+    first = rules.run(Rule(coarse_s[0]))
+    if first is None:
+        raise AssertionError("unreachable: nothing takes for ever")
+    best_s, best = coarse_s[0], first
 
-    def attempt(*rules: Rule) -> None:
+    def attempt(*chosen: Rule) -> None:
         nonlocal best_s, best, left
-        for rule in rules:
+        for rule in chosen:
             if left and best.span_s > bound_s * (1 + 1e-9):
                 left -= 1
-                outcome = ListScheduler(problem, rule).run_within(best.span_s)
+                outcome = rules.run(rule, best.span_s)
                 if outcome is not None and (outcome.span_s, outcome.end_s) < (best.span_s, best.end_s):
                     best_s, best = rule.idle_s, outcome
 

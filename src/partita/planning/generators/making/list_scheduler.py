@@ -23,12 +23,12 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from partita.planning.generators.making.problem import Problem
 from partita.planning.schedules.actions import Action, ActionKind
 
-__all__ = ["ListScheduler", "Outcome", "Rule", "Tails", "least_capacity"]
+__all__ = ["ListScheduler", "Outcome", "Rule", "Rules", "Tails", "least_capacity"]
 
 _SAME = 1e-9
 _F, _I, _W, _B = ActionKind.F, ActionKind.I, ActionKind.W, ActionKind.B
@@ -118,6 +118,7 @@ class ListScheduler:
         self._first_s: list[float | None] = [None] * ranks
         self._free_s = [0.0] * ranks
         self._idle_s = [0.0] * ranks
+        self._longest_wait_s, self._shortest_refused_s = 0.0, math.inf
         self._link_free_s: dict[tuple[int, int], float] = {}
         self._rows: list[list[_Pass]] = [[] for _ in range(ranks)]
         self._events: list[tuple[float, int]] = [(0.0, rank) for rank in range(ranks)]
@@ -150,6 +151,11 @@ class ListScheduler:
             raise AssertionError("unreachable: each rank has memory for one microbatch")
         spans = [end - (start or 0.0) for start, end in zip(self._first_s, self._free_s, strict=True)]
         return Outcome(tuple(map(tuple, self._rows)), max(spans), max(self._free_s))
+
+    @property
+    def equal_limits_s(self) -> tuple[float, float]:
+        """After a run: with any `Rule.idle_s` from the first on and below the second it would be the same."""
+        return self._longest_wait_s, self._shortest_refused_s
 
     def _work_s(self) -> list[float]:
         """For each rank, the seconds that it computes."""
@@ -223,8 +229,13 @@ class ListScheduler:
         return kind, stage
 
     def _may_wait(self, rank: int, stage: int, now_s: float, until_s: float, end_s: float) -> bool:
-        if self._first_s[rank] is None or self._idle_s[rank] + until_s - now_s <= self._rule.idle_s:
+        if self._first_s[rank] is None:
             return True
+        idle_s = self._idle_s[rank] + until_s - now_s
+        if idle_s <= self._rule.idle_s:
+            self._longest_wait_s = max(self._longest_wait_s, idle_s)
+            return True
+        self._shortest_refused_s = min(self._shortest_refused_s, idle_s)
         if self._deadlines is None or stage < 0:
             return False
         return end_s + self._input_s[stage] > self._deadlines[stage][self._inputs[stage]]
@@ -292,6 +303,29 @@ class ListScheduler:
                 row = [min(own, before - way_s) for own, before in zip(row, deadlines[-1], strict=True)]
             deadlines.append(row)
         return deadlines
+
+
+class Rules:
+    """Runs rules over a problem, each schedule once: limits of idle time that differ may mean the same."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._equal_limits_s: dict[Rule, list[tuple[float, float]]] = {}
+
+    def run(self, rule: Rule, span_s: float = math.inf) -> Outcome | None:
+        """The rule's schedule, as `ListScheduler.run_within` gives it; None where it has been made before.
+
+        Args:
+            rule: one without tails.
+            span_s: no more than in the runs before, or else what was given up then is not made now.
+        """
+        limits = self._equal_limits_s.setdefault(replace(rule, idle_s=0.0), [])
+        if any(least_s <= rule.idle_s < most_s for least_s, most_s in limits):
+            return None
+        scheduler = ListScheduler(self._problem, rule)
+        outcome = scheduler.run_within(span_s)
+        limits.append(scheduler.equal_limits_s)
+        return outcome
 
 
 def _needs(problem: Problem, own: Sequence[int], whole: frozenset[int]) -> dict[int, float]:

@@ -9,6 +9,7 @@ from partita.planning.generators.making.list_scheduler import (
     ListScheduler,
     Outcome,
     Rule,
+    Rules,
     Tails,
     least_capacity,
 )
@@ -118,13 +119,15 @@ def _fits(problem: Problem, whole: frozenset[int]) -> bool:
 def _by_rules(problem: Problem, budget: Budget) -> Iterator[Order]:
     longest_s = max(problem.forward_s)
     size = 3 * problem.stages * problem.microbatches
-    variants = _variants(problem)
+    variants, rules = _variants(problem), Rules(problem)
     for step in (2, 0, 4, 1, 3, 6, 8):
         for whole in variants:
             # A list schedule takes about ten times as long as the timing of its rows.
             if not budget.take(10 * size):
                 return
-            yield _order(problem, ListScheduler(problem, Rule(2 * longest_s * 0.6**step, whole=whole)).run())
+            outcome = rules.run(Rule(2 * longest_s * 0.6**step, whole=whole))
+            if outcome is not None:
+                yield _order(problem, outcome)
 
 
 def _by_tails(problem: Problem, start: Order, budget: Budget) -> Iterator[Order]:
