@@ -322,3 +322,15 @@ def test_a_graph_with_a_margin_loss_runs_as_it_is() -> None:
         result = run(scores)
     assert torch.equal(result, loss(scores.sin().asin(), target))
     assert not used.graphs
+
+
+def test_elementwise_results_of_operands_in_different_orders_are_laid_out_as_in_eager() -> None:
+    """Torch's fake tensors take the order of the second, so `contiguous` was left out of the trace."""
+
+    def divided(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+        return torch.floor_divide(x.mT, by).contiguous()
+
+    x, by = torch.arange(24.0).reshape(2, 4, 3), torch.full((2, 3, 4), 5.0)
+    result = torch.compile(divided, backend=CudaGraphsBackend(recorder="replay"))(x, by)
+    assert result.equal(divided(x, by))
+    assert result.stride() == divided(x, by).stride()

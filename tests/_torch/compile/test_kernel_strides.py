@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import permutations
+from itertools import permutations, product
 from typing import Any
 
 import pytest
@@ -82,6 +82,40 @@ def test_fake_tensors_lie_as_the_kernels_results(name: str) -> None:
             plain.append(strides(function(fake)) == real)
     assert not all(plain)  # else torch has mended this rule, and it can go
     assert plain[::2] == plain[1::2]
+
+
+ELEMENTWISE: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "softplus": lambda dy, x: _aten.softplus_backward(dy, x, 1.0, 20.0),
+    "elu": lambda dy, x: _aten.elu_backward(dy, 1.0, 1.0, 1.0, False, x),
+    "hardswish": _aten.hardswish_backward,
+    "hardsigmoid": _aten.hardsigmoid_backward,
+    "hardtanh": lambda dy, x: _aten.hardtanh_backward(dy, x, -1.0, 1.0),
+    "logit": _aten.logit_backward,
+    "dropout": lambda dy, x: _aten.native_dropout_backward(dy, x > 0, 2.0),
+    "cross entropy of two": lambda dy, x: _aten.binary_cross_entropy_backward(dy, x, x.new_ones(x.shape)),
+    "floor division": torch.floor_divide,
+}
+NOT_BROADCAST = ("cross entropy of two",)
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_operands_in_different_orders_give_the_kernels_order(name: str) -> None:
+    """The gradient of softplus of a transposed activation: it arrives in plain order, or otherwise."""
+    function = ELEMENTWISE[name]
+    plain = []
+    for orders in product(((0, 1, 2), (0, 2, 1), (2, 1, 0)), repeat=2):
+        dy, x = (torch.rand([SHAPE[dim] for dim in order]).permute(order) for order in orders)
+        assert dy.shape == x.shape == SHAPE[:3]  # each of these orders is its own inverse
+        for operands in ((dy, x), (dy[:, :1], x), (dy, x[..., :1])):
+            if name in NOT_BROADCAST and operands[0].shape != operands[1].shape:
+                continue
+            real = strides(function(*operands))
+            with FakeTensorMode() as mode:
+                fakes = [mode.from_tensor(operand) for operand in operands]
+                plain.append(strides(function(*fakes)) == real)
+                with strides_of_kernels():
+                    assert strides(function(*fakes)) == real, (orders, [each.shape for each in operands])
+    assert not all(plain)  # else torch has mended this rule, and it can go
 
 
 def test_sizes_that_are_symbols_are_laid_out_too() -> None:

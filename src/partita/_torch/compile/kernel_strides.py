@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
 from torch._guards import detect_fake_mode
-from torch._prims_common import suggest_memory_format
+from torch._prims_common import compute_elementwise_output_strides, suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
@@ -51,6 +51,20 @@ _AS_THE_INPUT_SUGGESTS = {
     _aten.batch_norm_backward.default: 1,
 }
 """In plain order or with channels last. The position of the argument that says which."""
+_AS_THE_OPERANDS = {
+    _aten.softplus_backward.default: slice(None),
+    _aten.elu_backward.default: slice(None),
+    _aten.hardswish_backward.default: slice(None),
+    _aten.hardsigmoid_backward.default: slice(None),
+    _aten.hardtanh_backward.default: slice(None),
+    _aten.logit_backward.default: slice(None),
+    _aten.native_dropout_backward.default: slice(None),
+    _aten.floor_divide.default: slice(None),
+    _aten.binary_cross_entropy_backward.default: slice(1, 2),
+}
+"""Elementwise: as the first operand lies, and where that leaves it open (one size, or expanded) as the next.
+The rules of fake tensors compose them of other operators, ``torch.where`` for one, which take them in
+another sequence. The arguments that count."""
 
 _LOCK = threading.RLock()
 
@@ -67,6 +81,7 @@ def strides_of_kernels() -> Iterator[None]:
     table: dict[Any, Any] = decomposition_table
     ours = {op: _laid_out(table[op], None) for op in _IN_PLAIN_ORDER}
     ours |= {op: _laid_out(table[op], place) for op, place in _AS_THE_INPUT_SUGGESTS.items()}
+    ours |= {op: _elementwise(table[op], which) for op, which in _AS_THE_OPERANDS.items()}
     with _LOCK:
         before = {op: table[op] for op in ours}
         table.update(ours)
@@ -97,6 +112,26 @@ def _laid_out(rule: Callable[..., Any], place: int | None) -> Callable[..., Any]
     def laid_out(*args: Any, **kwargs: Any) -> Any:
         order = torch.contiguous_format if place is None else suggest_memory_format(args[place])
         return tree_map_only(Tensor, partial(_in_order, order=order), rule(*args, **kwargs))
+
+    return laid_out
+
+
+def _elementwise(rule: Callable[..., Any], which: slice) -> Callable[..., Any]:
+    """The rule of an elementwise operator, whose result is laid out as its operands make the kernel.
+
+    Args:
+        which: see ``_AS_THE_OPERANDS``.
+    """
+
+    @wraps(rule)
+    def laid_out(*args: Any, **kwargs: Any) -> Any:
+        result = rule(*args, **kwargs)
+        operands = [operand for operand in args[which] if isinstance(operand, Tensor)]
+        if result.device.type != "cpu" or not operands:
+            return result
+        strides = compute_elementwise_output_strides(*(each.expand(result.shape) for each in operands))
+        is_so = result.stride() == strides
+        return result if is_so else result.new_empty_strided(result.shape, strides)
 
     return laid_out
 
