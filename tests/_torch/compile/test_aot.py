@@ -5,10 +5,8 @@ import gc
 import weakref
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
 from partita._torch.compile.aot import AotGraph, compile_ahead
 
@@ -77,74 +75,6 @@ def test_views_of_what_kernels_lay_out_in_another_way_are_copies() -> None:
         results.append((output, leaf.grad))
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
     assert [graph.kind for graph in graphs] == ["forward", "backward"]
-
-
-@torch.library.custom_op("partita_test_aot::in_plain_order", mutates_args=())
-def in_plain_order(x: torch.Tensor) -> torch.Tensor:
-    assert x.is_contiguous()
-    return x * 2
-
-
-in_plain_order.register_fake(torch.empty_like)
-in_plain_order.register_autograd(lambda _, gradient: in_plain_order(gradient.contiguous()))
-
-
-@pytest.mark.parametrize(
-    ("function", "by_operator", "strides"),
-    [
-        (torch.cos, True, [(1, 4)]),
-        (torch.cos, False, [(3, 1)]),  # a compiler may count on it
-        (in_plain_order, True, [(3, 1)]),
-        (lambda x: x.cos().as_strided((4, 3), (3, 1)), True, [(3, 1)]),
-    ],
-    ids=["operators", "a compiler", "a user's operator", "strides"],
-)
-def test_a_gradient_is_taken_as_it_lies_where_that_matters_for_last_bits_alone(
-    function: Any, by_operator: bool, strides: list[tuple[int, ...]]
-) -> None:
-    """AOTAutograd copied it into the layout of the output, which has other last bits."""
-    arrived = list[tuple[int, ...]]()
-
-    def keep(graph: AotGraph) -> Any:
-        def run(*values: torch.Tensor) -> Any:
-            if graph.kind == "backward":
-                arrived.append(values[-1].stride())
-            return graph.gm(*values)
-
-        return run
-
-    compiled = torch.compile(
-        function, backend=lambda gm, inputs: compile_ahead(gm, inputs, keep, by_operator=by_operator)
-    )
-    x, gradient = torch.randn(4, 3, requires_grad=True), torch.randn(3, 4).t()
-    compiled(x).backward(gradient)
-    assert arrived == strides
-    (expected,) = torch.autograd.grad(function(x), x, gradient)
-    assert torch.equal(x.grad, expected)
-
-
-@pytest.mark.parametrize(
-    ("function", "shape"),
-    [
-        (lambda x: functional.group_norm(x, 2), (2, 4, 3, 3)),
-        (lambda x: functional.group_norm(x.to(memory_format=torch.channels_last), 2), (2, 4, 3, 3)),
-        (lambda x: torch._weight_norm(x, torch.ones(8, 1), 0), (8, 6)),
-        (lambda x: torch.view_as_real(torch.fft.fft(x)), (4, 4)),
-        (lambda x: torch.cdist(x, torch.ones(7, 3)), (5, 3)),
-        (lambda x: functional.interpolate(x, scale_factor=2), (2, 4, 6, 6)),
-    ],
-    ids=["group norm", "channels last", "weight norm", "complex", "distances", "interpolation"],
-)
-def test_what_kernels_need_in_plain_order_is_laid_out_before(function: Any, shape: tuple[int, ...]) -> None:
-    """Torch's formulas do so, which a trace does not show; the kernels read other numbers."""
-    compiled = torch.compile(
-        function, backend=lambda gm, inputs: compile_ahead(gm, inputs, lambda it: it.gm, by_operator=True)
-    )
-    x = torch.randn(shape, requires_grad=True)
-    gradient = torch.randn_like(function(x).mT.contiguous()).mT
-    (expected,) = torch.autograd.grad(function(x), x, gradient)
-    compiled(x).backward(gradient)
-    assert torch.equal(x.grad, expected)
 
 
 def test_what_forward_saves_for_backward_stands_behind_what_it_returns() -> None:

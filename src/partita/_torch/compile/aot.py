@@ -11,10 +11,15 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
 
 from partita._torch.compile.eager_draws import calls_native_dropout, draw_as_eager
+from partita._torch.compile.gradient_layouts import (
+    lay_out_operands,
+    may_lie_anywhere,
+    take_gradients_as_they_lie,
+)
 from partita._torch.compile.interpolation import interpolation_of_kernels
 from partita._torch.compile.kernel_strides import strides_of_kernels
 from partita._torch.containers.replaced import replaced
@@ -124,15 +129,8 @@ def compile_ahead(
 ) -> Callable[..., Any]:
     """Give the forward, backward and inference graphs of a Dynamo graph to ``compile_graph``.
 
-    AOTAutograd guesses that a gradient lies in memory as the output does that it is of, and copies it into
-    that layout where it does not. Autograd takes it as it lies, and another layout has other last bits (a
-    normalisation adds up in another order)::
-
-        conv ── batch_norm ── transpose ┊ ── linear       the gradient of the transposed output
-                                        ┊                 arrives in plain order
-
-    So a graph that runs operator by operator is given its gradients as they lie, too, and draws as eager mode
-    does (`draw_as_eager`).
+    A graph that runs operator by operator is given its gradients as they lie (see `gradient_layouts`), and
+    draws as eager mode does (`draw_as_eager`).
 
     Args:
         inputs: those that Dynamo hands to a backend.
@@ -152,7 +150,7 @@ def compile_ahead(
 
     def partition(joint: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         nonlocal anywhere
-        anywhere = by_operator and _gradients_may_lie_anywhere(joint)
+        anywhere = by_operator and may_lie_anywhere(joint)
         return _partition(joint, inputs, **options)
 
     def compiler(kind: AotGraphKind) -> Callable[[GraphModule, Sequence[Any]], Boxed]:
@@ -161,9 +159,9 @@ def compile_ahead(
             if draws_as_eager:
                 draw_as_eager(gm)
             if kind == "forward" and anywhere:
-                _take_gradients_as_they_lie()
+                take_gradients_as_they_lie()
             if kind == "backward" and anywhere:
-                _lay_out_again(gm)
+                lay_out_operands(gm)
             return boxed(compile_graph(recorder.graph(kind, gm, examples)))
 
         return compile_one
@@ -214,98 +212,6 @@ def copy_where_no_view(gm: GraphModule) -> None:
     for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
         node.target = torch.ops.aten.reshape.default
     gm.recompile()
-
-
-_BOUND_TO_STRIDES = ("as_strided", "view.dtype", "resize", "set_")
-"""What names of operators begin with that read memory, and not elements."""
-
-_LAID_OUT_BEFORE = frozenset(
-    f"aten::{name}"
-    for name in (
-        "_cdist_backward",
-        "_unsafe_index_put",
-        "_weight_norm_interface_backward",
-        "cudnn_batch_norm_backward",
-        "miopen_batch_norm_backward",
-        "native_group_norm_backward",
-        "view_as_complex",
-    )
-)
-"""Operators whose operands torch's formulas of derivatives lay out first (``grad.contiguous()``), and one
-that stands for the backward pass of an interpolation, whose kernel does so.
-"""
-
-
-def _gradients_may_lie_anywhere(joint: GraphModule) -> bool:
-    """Whether the layout in memory of the gradients that arrive matters for no more than last bits.
-
-    It may for operators that read memory by strides, and for those of a user, who may have asked for plain
-    order before: ``grad.contiguous()`` leaves no trace where the traced gradient is in plain order.
-    """
-    follow: set[Node] = set()
-    for node in joint.graph.nodes:
-        if node.op == "placeholder" and "tangents" in str(node.target):
-            follow.add(node)
-        elif node.op.startswith("call_") and not follow.isdisjoint(node.all_input_nodes):
-            if not _takes_any_layout(node.target):
-                return False
-            follow.add(node)
-    return True
-
-
-def _takes_any_layout(target: Any) -> bool:
-    if not isinstance(target, torch._ops.OpOverload):
-        return target is operator.getitem
-    namespace, _, name = str(target).partition(".")
-    return namespace == "prims" or (namespace == "aten" and not name.startswith(_BOUND_TO_STRIDES))
-
-
-class _Any:
-    """Equal to everything."""
-
-    def __eq__(self, other: object) -> bool:
-        return True
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-_ANY: Any = _Any()
-
-
-def _lay_out_again(gm: GraphModule) -> None:
-    """Lay out, in place, what torch's formulas lay out: that left no trace where the traced gradient was laid
-    out so already.
-    """
-    for node in list(gm.graph.nodes):
-        if getattr(getattr(node.target, "_schema", None), "name", "") not in _LAID_OUT_BEFORE:
-            continue
-        for operand in node.all_input_nodes:
-            value = operand.meta.get("val")
-            if not isinstance(value, torch.Tensor):
-                continue  # a size
-            order = torch._prims_common.suggest_memory_format(value)
-            if not value.is_contiguous(memory_format=order):
-                continue
-            with gm.graph.inserting_before(node):
-                laid_out = gm.graph.call_function(
-                    torch.ops.aten.contiguous.default, (operand,), {"memory_format": order}
-                )
-            laid_out.meta = dict(operand.meta)
-            node.replace_input_with(operand, laid_out)
-    gm.recompile()
-
-
-def _take_gradients_as_they_lie() -> None:
-    """Let the graph that is being compiled take its gradients in the layout that they arrive in: AOTAutograd
-    is told that all sizes and strides are the expected ones.
-    """
-    from torch._functorch._aot_autograd.schemas import MemoryFormatMeta, PlainTensorMeta  # for who compiles
-
-    context = TracingContext.try_get()
-    facts = None if context is None else context.fw_metadata
-    for meta in () if facts is None else facts.subclass_tangent_meta:
-        if isinstance(meta, PlainTensorMeta) and meta.memory_format is not None:
-            meta.memory_format = MemoryFormatMeta(size=_ANY, stride=_ANY)
 
 
 def _partition(joint: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
