@@ -87,23 +87,31 @@ def test_what_the_host_reads_for_nothing_is_left_out() -> None:
 class Twice(nn.Module):
     """What the middle stage takes twice in one operation has a gradient of the last stage, too."""
 
-    def __init__(self, *, weight: bool) -> None:
+    def __init__(self, *, weight: bool, convert: bool) -> None:
         super().__init__()
         self.a, self.b, self.c = (nn.Linear(6, 6) for _ in range(3))
-        self.weight = weight
+        self.weight, self.convert = weight, convert
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.a(x) * 2
         shared = self.a.weight if self.weight else h
-        y = self.c(self.b(h) + torch.bmm(shared[None], shared[None])[0] + shared * shared)
+        y = self.b(h)
+        mine = shared.float().contiguous() if self.convert else shared  # the same: it is of float32
+        y = self.c(y + torch.bmm(mine[None], mine[None])[0] + mine * mine)
         return y @ shared
 
 
-@pytest.mark.parametrize("weight", [False, True], ids=["input", "tied parameter"])
-def test_what_is_twice_an_operand_gets_its_gradients_in_the_order_of_the_model(weight: bool) -> None:
+@pytest.mark.parametrize(
+    ("weight", "convert"),
+    [(False, False), (False, True), (True, False)],
+    ids=["input", "input through a conversion", "tied parameter"],
+)
+def test_what_is_twice_an_operand_gets_its_gradients_in_the_order_of_the_model(
+    weight: bool, convert: bool
+) -> None:
     """They were added up before those of later stages: the last bits differed."""
     torch.manual_seed(0)
-    model, x = Twice(weight=weight), torch.randn(12, 6)
+    model, x = Twice(weight=weight, convert=convert), torch.randn(12, 6)
     where = {"b": SplitPoint.BEGINNING, "c": SplitPoint.BEGINNING}
     pipe = pipeline(model, (x[:6],), split_spec=where)
 

@@ -8,8 +8,7 @@
 Random calls are numbered from 0 in it; the stage's first number is added when it runs (see `sites_from`).
 
 A parameter that other stages hold too, and an input that goes on to a later stage, is an argument for each of
-its uses. Autograd adds the gradients of the uses to what the later stages have sent, one by one, as it does
-uncut; the graph would add them up first.
+its uses (see `each_use`).
 """
 
 from __future__ import annotations
@@ -34,6 +33,12 @@ from partita.graph.effect_rules.conditions import reads_condition
 from partita.graph.effect_rules.node_effect import NodeEffect
 from partita.graph.effects import Effects, analyse
 from partita.graph.structure import structural_hash
+from partita.pipelining.compiled.each_use import (
+    repeat_inputs,
+    repeat_what_changes_nothing,
+    replace_each,
+    times_in,
+)
 from partita.pipelining.recompute.region import CheckpointedRegion
 from partita.runtime import enter_site
 from partita.splitter.building.install import attributes_of, install
@@ -80,6 +85,7 @@ def stateless(graph: GraphModule, owner: nn.Module, shared: Collection[str] = ()
     """
     copy = copy_graph(graph.graph)
     _put_bodies_in(copy, owner)
+    repeat_what_changes_nothing(copy, shared)
     use_flat_signature(copy)
     module = lazy_module(copy, "StatelessStage", training=graph.training)
     # One argument for each tensor of the state, in the order of first use; where autograd must see each use
@@ -92,7 +98,7 @@ def stateless(graph: GraphModule, owner: nn.Module, shared: Collection[str] = ()
     repeated: list[int] = []
     uses: Counter[int] = Counter()
     for node in copy.find_nodes(op="get_attr"):
-        uses[id(attribute(owner, node).value)] += sum(_times_in(user, node) for user in node.users)
+        uses[id(attribute(owner, node).value)] += sum(times_in(user, node) for user in node.users)
     candidates = (
         parameter for name, parameter in owner.named_parameters(remove_duplicate=False) if name in shared
     )
@@ -116,9 +122,9 @@ def stateless(graph: GraphModule, owner: nn.Module, shared: Collection[str] = ()
         if isinstance(value, torch.Tensor):
             if id(value) in each_use:
                 for user in sorted(node.users):
-                    places = range(len(state), len(state) + _times_in(user, node))
+                    places = range(len(state), len(state) + times_in(user, node))
                     repeated.extend(places)
-                    _replace_each(user, node, [argument_for(node) for _ in places])
+                    replace_each(user, node, [argument_for(node) for _ in places])
             else:
                 if id(value) not in by_tensor:
                     by_tensor[id(value)] = argument_for(node)
@@ -132,7 +138,7 @@ def stateless(graph: GraphModule, owner: nn.Module, shared: Collection[str] = ()
             _write_in(node, value)
         copy.erase_node(node)
     # Equal stages get equal code, and the compiler nothing that breaks the graph.
-    repeated_inputs = _repeat_inputs(copy, start, len(state), shared)
+    repeated_inputs = repeat_inputs(copy, start, len(state), shared)
     for part in graphs:
         _count_by_function(part)
         _leave_out_unused_reads(part)
@@ -148,47 +154,6 @@ def stateless(graph: GraphModule, owner: nn.Module, shared: Collection[str] = ()
     return StatelessGraph(
         module, tuple(state), tuple(flags), first, key, conditions, tuple(repeated), repeated_inputs
     )
-
-
-def _repeat_inputs(graph: Graph, start: Node, before: int, shared: Collection[str]) -> tuple[int, ...]:
-    """Give each use of a shared input an argument of its own, in place; see `StatelessGraph`.
-
-    Args:
-        start: the first input.
-        before: how many arguments stand before it.
-    """
-    places: list[int] = []
-    for place, node in enumerate(graph.find_nodes(op="placeholder")[before:]):
-        uses = sorted(user for user in node.users if user.op != "output")
-        if str(node.target) not in shared or sum(_times_in(user, node) for user in uses) < 2:
-            continue
-        for user in uses:
-            arguments = []
-            for _ in range(_times_in(user, node)):
-                with graph.inserting_before(start):
-                    arguments.append(graph.placeholder(f"partita_use_{len(places)}"))
-                arguments[-1].meta = dict(node.meta)
-                places.append(place)
-            _replace_each(user, node, arguments)
-    return tuple(places)
-
-
-def _times_in(user: Node, node: Node) -> int:
-    """How many times a node is an operand of another one (``h * h``)."""
-    operands: list[Node] = []
-    map_arg((user.args, user.kwargs), operands.append)
-    return sum(operand is node for operand in operands)
-
-
-def _replace_each(user: Node, node: Node, arguments: list[Node]) -> None:
-    """Give a node an argument for each time that another one is its operand: the last argument first, for
-    autograd takes the gradients of one node's operands in their order, and those of arguments last first.
-    """
-
-    def one(operand: Node) -> Node:
-        return arguments.pop() if operand is node else operand
-
-    user.args, user.kwargs = map_arg(user.args, one), map_arg(user.kwargs, one)
 
 
 def _read_outside(call: Node, body: nn.Module) -> None:
