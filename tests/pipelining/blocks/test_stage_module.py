@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import cast
 
 import pytest
 import torch
+from tests.pipelining.running import assert_equal
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.optim.swa_utils import update_bn
 
 from partita import verify
@@ -77,6 +81,41 @@ def test_layers_that_save_themselves_are_saved_by_their_own_stage_only() -> None
         for module in (pipe.get_stage_module(index), copy.deepcopy(pipe.get_stage_module(index))):
             assert list(module.state_dict()) == [f"{index}.weight"]
             module.load_state_dict(module.state_dict())
+
+
+def _normed(layer: nn.Linear) -> nn.Module:
+    return cast("nn.Module", nn.utils.weight_norm(layer))
+
+
+def _pruned(layer: nn.Linear) -> nn.Module:
+    return cast("nn.Module", prune.l1_unstructured(layer, "weight", 0.5))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("change", [_normed, nn.utils.spectral_norm, _pruned])
+def test_stages_with_computed_weights_are_copied_after_a_call(
+    change: Callable[[nn.Linear], nn.Module],
+) -> None:
+    """A copy ended in torch's "Only Tensors created explicitly by the user (graph leaves) ..."."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(change(nn.Linear(4, 4)) for _ in range(2))), torch.randn(3, 4)
+    split_spec = {"1": SplitPoint.BEGINNING}
+    pipe = pipeline(model, (x,), split_spec=split_spec, frontend="modules")
+    pipe(x).square().sum().backward()
+    twin = copy.deepcopy(pipe)
+    stages = [copy.deepcopy(pipe.get_stage_module(index)).code_that_runs for index in range(2)]
+    for index, own in enumerate((twin.get_stage_module(0).code_that_runs, stages[1])):
+        assert torch.equal(own[index].weight, pipe.get_stage_module(index).code_that_runs[index].weight)
+        assert own[index].weight is not pipe.get_stage_module(index).code_that_runs[index].weight
+    pipe.zero_grad(), twin.zero_grad()
+    for module in (pipe, twin):
+        module(x).square().sum().backward()
+    expected = {name: value.grad for name, value in pipe.named_parameters()}
+    assert_equal({name: value.grad for name, value in twin.named_parameters()}, expected)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.mul_(2)
+    assert not torch.equal(twin.eval()(x), pipe.eval()(x))
 
 
 class _Rotary(nn.Module):

@@ -91,9 +91,14 @@ class StageModule(nn.Module):
             setattr(root, name, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StageModule:
-        """Copy as any module is; ghosts by their own rule: their class may copy data only (quantised weights
-        of bitsandbytes), and they have none.
+        """Copy as any module is, but for two kinds of tensors. Computed ones, which deepcopy refuses and
+        ``torch.nn.utils.weight_norm``, ``spectral_norm`` and ``prune`` leave after each call, are copied
+        without their history. Ghosts follow their own rule: their class may copy data only (quantised
+        weights of bitsandbytes), and they have none.
         """
+        for _, tensor in named_tensors(self.code_that_runs):
+            if not tensor.is_leaf and id(tensor) not in memo:
+                memo[id(tensor)] = copy.deepcopy(tensor.detach(), memo)
         for _, ghosts in (*self._partita_tables, *self._partita_attributes):
             for ghost in ghosts.values():
                 memo.setdefault(id(ghost), ghost_in_place_of(ghost))

@@ -30,7 +30,6 @@ from partita.capture.proving.grad_modes import (
 from partita.capture.proving.proof import CLOSE, Proof, without_values
 from partita.capture.proving.samples import Sample, samples
 from partita.errors import CaptureError, ExecutionError, PartitaError
-from partita.pipelining.blocks.stage_module import StageModule, named_tensors
 from partita.pipelining.frontends.modules.pipe import ModulePipe
 from partita.pipelining.frontends.modules.recording import fresh_leaf, written_parameter
 from partita.pipelining.frontends.modules.twin import own_parameters, twin_of
@@ -184,7 +183,7 @@ def check_against_model(
     """
     names = [name for name, _ in model.named_parameters()]
     mine, its = own_parameters(model), own_parameters(model)
-    eager, cut = twin_of(model, its), _twin_pipe(pipe, mine)
+    eager, cut = twin_of(model, its), copy.deepcopy(pipe, dict[int, Any](mine))
     eager_parameters, cut_parameters = (dict(zip(names, own.values(), strict=True)) for own in (its, mine))
     with randomness.preserved(), in_mode(eager, training), torch.set_grad_enabled(gradients):
         cut.train(training)
@@ -237,21 +236,6 @@ def _raises_when_cut(name: str, error: Exception, *, training: bool) -> CaptureE
         "not. One stage must have what the error comes from: a gradient that forward takes, for one, with "
         "all that it goes back through. Cut at other modules"
     )
-
-
-def _twin_pipe(pipe: ModulePipe, parameters: Mapping[int, nn.Parameter]) -> ModulePipe:
-    """A copy with these parameters in the places of the model's, and buffers and attributes of its own.
-
-    Args:
-        parameters: by the identity of the model's.
-    """
-    memo: dict[int, Any] = {**parameters}
-    stages = [module.code_that_runs for module in pipe.modules() if isinstance(module, StageModule)]
-    for part in (pipe, *stages):
-        for _, tensor in named_tensors(part):
-            if not tensor.is_leaf:  # deepcopy refuses it
-                memo[id(tensor)] = tensor.detach().clone()
-    return copy.deepcopy(pipe, memo)
 
 
 def _check_parameters(model: nn.Module, own: Mapping[int, nn.Parameter]) -> None:
