@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 import pytest
@@ -18,7 +19,12 @@ from torch.utils._pytree import tree_map_only
 
 from partita.errors import CheckpointError
 from partita.pipelining.checkpoints.checkpoint import load_checkpoint, save_checkpoint
-from partita.pipelining.checkpoints.contents.wrapped_tensors import as_dicts, as_tensors, is_wrapper
+from partita.pipelining.checkpoints.contents.wrapped_tensors import (
+    as_dicts,
+    as_tensors,
+    description,
+    is_wrapper,
+)
 from partita.pipelining.checkpoints.pretrained.export_pretrained import export_pretrained
 from partita.pipelining.checkpoints.snapshots import Snapshots
 from partita.runtime import Comm, InProcessWorld
@@ -171,14 +177,71 @@ def test_another_kind_of_tensor_than_was_saved_is_an_error(tmp_path: Path) -> No
         (
             "wrapped",
             ordinary,
-            r" is .*:Quantised torch.float32 \[3, 3\] 0 in .*, and an ordinary tensor here",
+            r" is .*:Quantised torch.float32 \[3, 3\] 0 \(codes: torch.float8_e4m3fn, scale: torch.float32\) "
+            r"in .*, and an ordinary tensor here",
         ),
         ("ordinary", other, r" is an ordinary tensor in .*, and .*:Quantised torch.float32 .* here: load it"),
-        ("wrapped", other, r" is .*\] 0 in .*, and .*\] 1 here: load it into the model as it was saved"),
+        (
+            "wrapped",
+            other,
+            r" is .*\] 0 .* in .*, and .*\] 1 .* here: load it into the model as it was saved",
+        ),
     )
     for folder, model, message in cases:
         with pytest.raises(CheckpointError, match=r"^'model\.(tied|weight)'" + message):
             load_checkpoint(tmp_path / folder, model)
+
+
+def test_parts_are_never_cast_nor_left_out(tmp_path: Path) -> None:
+    """Codes of 200 were -56 after ``cast=True``; after ``strict=False`` a weight had the codes of the
+    checkpoint and its own scale.
+    """
+
+    class OnlyCodes(Quantised):
+        def __tensor_flatten__(self) -> tuple[list[str], int]:
+            return ["codes"], self.zero
+
+    OnlyCodes.__qualname__ = Quantised.__qualname__
+    bytes_ = Quantised(torch.full((3, 3), 200, dtype=torch.uint8), torch.ones(()), 0)
+    for number, weight in enumerate((bytes_, OnlyCodes.of(torch.ones(3, 3)))):
+        saved, other = Layer(0), Layer(1)
+        saved.weight = saved.tied = nn.Parameter(weight, requires_grad=False)
+        save_checkpoint(tmp_path / str(number), saved)
+        before = cast("Quantised", other.weight).read()
+        with pytest.raises(CheckpointError, match=r"\(codes: .*\) in .* \(codes: .*\) here: load it into"):
+            load_checkpoint(tmp_path / str(number), other, cast=True, strict=False)
+        assert torch.equal(cast("Quantised", other.weight).read(), before)
+
+
+def test_what_a_tensor_wraps_with_is_compared_by_value() -> None:
+    """An object of no text of its own was equal to any other of its class, and a set had another order in
+    each process.
+    """
+
+    class Zero:
+        def __init__(self, zero: int) -> None:
+            self.zero = zero
+
+    def text(context: Any) -> str:
+        return description(Quantised(torch.ones(2), torch.ones(()), context))
+
+    assert text(Zero(1)) == text(Zero(1)) != text(Zero(2))
+    assert text([(Zero(1),)]) != text([(Zero(2),)])
+    assert " {'a', 'b', 'c'} (" in text({"c", "b", "a"})
+    assert text({"how": (1, None), "by": [2]}).count(" {'how': (1, None), 'by': [2]} (") == 1
+    ragged = [torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged) for _ in range(2)]
+    assert description(ragged[0]) == description(ragged[1])
+
+
+def test_a_weight_may_have_the_name_of_the_text(tmp_path: Path) -> None:
+    """A checkpoint with a weight ``it.wrapper`` was said to be damaged."""
+    saved, model = nn.Module(), nn.Module()
+    saved.it = nn.Module()
+    saved.it.wrapper = nn.Parameter(torch.ones(2))
+    model.it = nn.Parameter(torch.ones(2))
+    save_checkpoint(tmp_path, saved)
+    with pytest.raises(CheckpointError, match=r"does not have 'model\.it': load what was saved from this"):
+        load_checkpoint(tmp_path, model)
 
 
 def test_an_export_has_no_place_for_them(tmp_path: Path) -> None:
@@ -203,6 +266,48 @@ def test_a_class_that_is_not_imported_is_not_imported_for_a_file(
         load_checkpoint(tmp_path, model, SGD([model.trained], lr=0.1))
 
 
+def test_a_file_names_classes_and_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that imports what it is asked for (as transformers does) was asked for what a file named."""
+    lazy = ModuleType("lazy")
+    asked: list[str] = []
+    lazy.__getattr__ = asked.append  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, "lazy", lazy)
+    parts = as_dicts(Quantised.of(torch.ones(2)), "it")
+    for name in ("lazy:Kind", "lazy:Kind.inner", ":", "torch:", 3, "torch:Tensor"):
+        with pytest.raises(CheckpointError, match=r"^it is a .*, which this process has not imported: make"):
+            as_tensors({**parts, "partita.wrapper": name}, "it")
+    assert not asked
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"tensors": {}},
+        {"tensors": [1]},
+        {"tensors": {"codes": "text", "scale": 1}},
+        {"size": "text"},
+        {"size": (4, 4)},
+        {"partita.wrapper": "torch.distributed.tensor:DTensor"},
+    ],
+)
+def test_other_parts_than_the_class_takes_are_an_error(damage: dict[str, Any]) -> None:
+    parts = as_dicts(Quantised.of(torch.ones(2, 2)), "it") | damage
+    with pytest.raises(
+        CheckpointError, match=r"^it can't be made a \w+ of what was saved \(.*: load with the"
+    ):
+        as_tensors(parts, "it")
+
+
+def test_a_class_that_would_not_be_found_is_not_saved() -> None:
+    class Local(Quantised):
+        pass
+
+    with pytest.raises(
+        CheckpointError, match=r"Local, and loading would not find the class by this name: def"
+    ):
+        as_dicts(Local.of(torch.ones(2)), "it")
+
+
 @pytest.fixture
 def one_rank() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -211,12 +316,16 @@ def one_rank() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_rank")
-def test_shards_that_wrap_others_are_refused() -> None:
+def test_shards_that_wrap_others_are_refused(tmp_path: Path) -> None:
     mesh = init_device_mesh("cpu", (1,))
     shard = Quantised.of(torch.ones(2, 2))
     sharded = DTensor.from_local(shard, mesh, [Shard(0)], shape=shard.shape, stride=shard.stride())
     with pytest.raises(CheckpointError, match=r"^exp_avg is in shards, each a Quantised, whose parts can't"):
         as_dicts([sharded], "exp_avg")
+    model = nn.Module()
+    model.weight = nn.Parameter(sharded, requires_grad=False)
+    with pytest.raises(CheckpointError, match=r"'weight' is in shards, each a .* shard the model after load"):
+        save_checkpoint(tmp_path, model)
     parts = as_dicts(shard, "exp_avg")
     parts["tensors"]["codes"] = DTensor.from_local(torch.ones(2, 2), mesh, [Shard(0)])
     with pytest.raises(CheckpointError, match=r"whose parts can't be put into shards, but its parameter is"):

@@ -118,7 +118,10 @@ class CheckpointSource:
 
     def _check_wrapper(self, entry: StateValue, key: str) -> None:
         """Raise an error where a tensor wraps others in the checkpoint or in the model, and not in both."""
-        place = self._place([f"{name}.{WRAPPER}" for name in entry.names], key)
+        texts = [f"{name}.{WRAPPER}" for name in entry.names]
+        place = self._place(texts, key)
+        if place is not None and isinstance(self._there[place], TensorStorageMetadata):
+            place = None  # a weight of that name, of a module where there is a tensor here
         saved: dict[str, Any] = {} if place is None else {place: None}
         self.read(saved)
         there = "an ordinary tensor" if place is None else saved[place]
