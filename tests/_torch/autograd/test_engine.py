@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo import compiled_autograd
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from partita._torch.autograd.engine import (
@@ -286,6 +288,37 @@ def test_a_leaf_is_let_go_of_where_only_its_node_has_it(around: Any) -> None:
     assert [node.variable.numel() for node in nodes] == [0, 3, 3, 0]  # type: ignore[attr-defined]
     result.sum().backward(inputs=[weight])
     assert torch.equal(weight.grad, nodes[1].variable)  # type: ignore[arg-type, attr-defined]
+
+
+class _KeepsCalls(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.results.append(func(*args, **(kwargs or {})))
+        return self.results[-1]
+
+
+class _KeepsOperations(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.results.append(func(*args, **(kwargs or {})))
+        return self.results[-1]
+
+
+@pytest.mark.parametrize("mode", [_KeepsCalls, _KeepsOperations])
+def test_a_leaf_that_a_mode_keeps_is_kept(mode: Any) -> None:
+    """It kept the tensor too that the owners were counted of, and the leaf was emptied."""
+    with mode() as keeping:
+        leaves = [torch.randn(3).detach().requires_grad_()]
+        node = get_gradient_edge(leaves[0]).node
+        let_go_of_leaves(leaves)
+    assert node.variable.numel() == 3  # type: ignore[attr-defined]
+    assert any(it is node.variable for it in keeping.results)  # type: ignore[attr-defined]
 
 
 def test_a_leaf_that_somebody_has_is_kept_while_a_compiler_runs() -> None:
