@@ -50,7 +50,7 @@ ROOMS = {
         ("ancestors", "effect_rules", "attributes", "levels"),
         ("storages", "regions"),
         ("effects",),
-        ("casts", "liveness", "order", "structure"),
+        ("casts", "conversions", "liveness", "order", "structure"),
     ),
     "splitter": (("result",), ("decisions",), ("building",), ("split",), ("drop_in",)),
     "verification": (("tree", "result"), ("observing",), ("comparing",), ("explaining",), ("verify",)),

@@ -53,7 +53,7 @@ def may_lie_anywhere(joint: GraphModule) -> bool:
 def lay_out_operands(gm: GraphModule) -> None:
     """Lay out, in place, the operands of operators that need it.
 
-    These are those that read memory by strides, those of a user, who may have asked for plain order before,
+    These are those that read memory by strides, those of a user, who may have asked for packed order before,
     and those that torch's formulas lay out: none of that leaves a trace where the traced operand is laid out
     so already.
     """
@@ -156,8 +156,8 @@ def _laid_out(graph: Graph, operand: Node) -> Node:
         back = [order.index(at) for at in range(len(order))]
         outermost_first = graph.call_function(aten.permute.default, (operand, list(order)))
         outermost_first.meta = {**operand.meta, "val": value.permute(order)}
-        plain = graph.call_function(aten.contiguous.default, (outermost_first,))
-        plain.meta = dict(outermost_first.meta)
-        result = graph.call_function(aten.permute.default, (plain, back))
+        packed = graph.call_function(aten.contiguous.default, (outermost_first,))
+        packed.meta = dict(outermost_first.meta)
+        result = graph.call_function(aten.permute.default, (packed, back))
     result.meta = dict(operand.meta)
     return result

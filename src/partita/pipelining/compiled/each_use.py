@@ -9,17 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import torch
 from torch.fx import Graph, Node, map_arg
 
-__all__ = ["repeat_inputs", "repeat_what_changes_nothing", "replace_each", "times_in"]
+from partita.graph.conversions import returns_its_operand
 
-_MAY_RETURN_ITS_OPERAND = frozenset(
-    {
-        *(torch.ops.aten.to.dtype, torch.ops.aten.to.device, torch.ops.aten.to.dtype_layout),
-        *(torch.ops.aten.to.other, torch.ops.aten.type_as.default, torch.ops.aten.contiguous.default),
-    }
-)
+__all__ = ["repeat_inputs", "repeat_what_changes_nothing", "replace_each", "times_in"]
 
 
 def repeat_what_changes_nothing(graph: Graph, shared: Collection[str]) -> None:
@@ -33,7 +27,7 @@ def repeat_what_changes_nothing(graph: Graph, shared: Collection[str]) -> None:
         if str(node.target) in shared
     )
     for node in graph.nodes:
-        if _returns_its_operand(node) and node.all_input_nodes[0] in same:
+        if returns_its_operand(node) and node.all_input_nodes[0] in same:
             same[node] = None
     for node in reversed(same):  # the last first: what one goes through is repeated after it
         if node.op in ("placeholder", "get_attr"):
@@ -44,18 +38,6 @@ def repeat_what_changes_nothing(graph: Graph, shared: Collection[str]) -> None:
             replace_each(user, node, copies)
         if not node.users:
             graph.erase_node(node)
-
-
-def _returns_its_operand(node: Node) -> bool:
-    """Whether a node returned, when it was traced, the tensor itself that it was called with."""
-    if node.target not in _MAY_RETURN_ITS_OPERAND or True in (*node.args, *node.kwargs.values()):
-        return False  # a copy was asked for
-    after, before = (it.meta.get("val") for it in (node, node.all_input_nodes[0]))
-    return (
-        isinstance(before, torch.Tensor)
-        and isinstance(after, torch.Tensor)
-        and (before.dtype, before.device, before.stride()) == (after.dtype, after.device, after.stride())
-    )
 
 
 def repeat_inputs(graph: Graph, start: Node, before: int, shared: Collection[str]) -> tuple[int, ...]:

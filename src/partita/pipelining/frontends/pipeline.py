@@ -43,6 +43,7 @@ from partita.pipelining.frontends.graph.other_mode import by_mode, check_shared_
 from partita.pipelining.frontends.graph.pipe import GraphPipe
 from partita.pipelining.frontends.graph.planned_sizes import check_sizes
 from partita.pipelining.frontends.graph.recompute_regions import regions_of_modules, regions_of_units
+from partita.pipelining.frontends.graph.repeated_conversions import repeat_conversions
 from partita.pipelining.frontends.graph.repeated_masks import repeat_masks
 from partita.pipelining.frontends.graph.returned_caches import warn_of_caches
 from partita.pipelining.frontends.graph.units.chosen_units import units_to_plan
@@ -222,6 +223,7 @@ def pipeline(
         other = _cut_like(evaluation, whole, assignment, multi_use_param_spec)
     repeat_branches(whole, assignment)
     repeat_masks(whole, assignment)
+    repeat_conversions(whole, assignment)
     transmit_parameters(whole, assignment, multi_use_param_spec)
     pipe = GraphPipe(
         whole,
@@ -287,6 +289,7 @@ def _cut_like(
     check_shared_buffers(whole, assignment, graph, matched)
     repeat_branches(graph, matched)
     repeat_masks(graph, matched)
+    repeat_conversions(graph, matched)
     transmit_parameters(graph, matched, spec)
     return ModeCut(graph, cut_graph(graph, matched), evaluation.signature)
 
