@@ -20,18 +20,15 @@ def repeat_what_changes_nothing(graph: Graph, shared: Collection[str]) -> None:
     """Let each use of a shared value through a node that returns it as it is go through one of its own, in
     place.
     """
-    same = dict.fromkeys(
-        node
-        for op in ("placeholder", "get_attr")
-        for node in graph.find_nodes(op=op)
-        if str(node.target) in shared
-    )
+    same: set[Node] = set()
+    conversions: list[Node] = []
     for node in graph.nodes:
-        if returns_its_operand(node) and node.all_input_nodes[0] in same:
-            same[node] = None
-    for node in reversed(same):  # the last first: what one goes through is repeated after it
-        if node.op in ("placeholder", "get_attr"):
-            continue
+        if node.op in ("placeholder", "get_attr") and str(node.target) in shared:
+            same.add(node)
+        elif returns_its_operand(node) and node.all_input_nodes[0] in same:
+            same.add(node)
+            conversions.append(node)
+    for node in reversed(conversions):  # the last first: what one goes through is repeated after it
         for user in sorted(user for user in node.users if user.op != "output"):
             with graph.inserting_before(user):
                 copies = [graph.node_copy(node) for _ in range(times_in(user, node))]

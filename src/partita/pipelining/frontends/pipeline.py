@@ -30,21 +30,17 @@ from partita.pipelining.frontends.cuts.plan_request import PlanRequest
 from partita.pipelining.frontends.cuts.plans import planned_cuts
 from partita.pipelining.frontends.cuts.recompute_option import Recompute, recompute_option
 from partita.pipelining.frontends.cuts.sources import check_marks, check_sources, module_cuts
-from partita.pipelining.frontends.graph.branches import repeat_branches
 from partita.pipelining.frontends.graph.coverage import check_state
 from partita.pipelining.frontends.graph.cut_graph import cut_graph, key_random_calls
 from partita.pipelining.frontends.graph.multi_use import (
     MultiUseParameterConfig,
     MultiUseParamSpec,
     check_multi_use,
-    transmit_parameters,
 )
 from partita.pipelining.frontends.graph.other_mode import by_mode, check_shared_buffers, matched_assignment
 from partita.pipelining.frontends.graph.pipe import GraphPipe
 from partita.pipelining.frontends.graph.planned_sizes import check_sizes
 from partita.pipelining.frontends.graph.recompute_regions import regions_of_modules, regions_of_units
-from partita.pipelining.frontends.graph.repeated_conversions import repeat_conversions
-from partita.pipelining.frontends.graph.repeated_masks import repeat_masks
 from partita.pipelining.frontends.graph.returned_caches import warn_of_caches
 from partita.pipelining.frontends.graph.units.chosen_units import units_to_plan
 from partita.pipelining.frontends.graph.units.costs import REPEATS, cost_model
@@ -221,13 +217,9 @@ def pipeline(
     other = None
     if evaluation is not None:
         other = _cut_like(evaluation, whole, assignment, multi_use_param_spec)
-    repeat_branches(whole, assignment)
-    repeat_masks(whole, assignment)
-    repeat_conversions(whole, assignment)
-    transmit_parameters(whole, assignment, multi_use_param_spec)
     pipe = GraphPipe(
         whole,
-        cut_graph(whole, assignment),
+        cut_graph(whole, assignment, multi_use_param_spec),
         captured.signature,
         chosen,
         loss_spec,
@@ -287,11 +279,7 @@ def _cut_like(
     cuts_at_marks(graph)
     matched = matched_assignment(whole, assignment, graph)
     check_shared_buffers(whole, assignment, graph, matched)
-    repeat_branches(graph, matched)
-    repeat_masks(graph, matched)
-    repeat_conversions(graph, matched)
-    transmit_parameters(graph, matched, spec)
-    return ModeCut(graph, cut_graph(graph, matched), evaluation.signature)
+    return ModeCut(graph, cut_graph(graph, matched, spec), evaluation.signature)
 
 
 def _follow_flags(model: nn.Module, pipe: GraphPipe) -> None:

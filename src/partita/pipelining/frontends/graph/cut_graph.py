@@ -7,7 +7,15 @@ from torch.fx import GraphModule
 
 from partita.errors import InfeasiblePlan
 from partita.graph.effects import analyse
+from partita.pipelining.frontends.graph.branches import repeat_branches
 from partita.pipelining.frontends.graph.levels import check_levels
+from partita.pipelining.frontends.graph.multi_use import (
+    MultiUseParameterConfig,
+    MultiUseParamSpec,
+    transmit_parameters,
+)
+from partita.pipelining.frontends.graph.repeated_conversions import repeat_conversions
+from partita.pipelining.frontends.graph.repeated_masks import repeat_masks
 from partita.pipelining.frontends.graph.writes import check_writes, written_inputs
 from partita.pipelining.interface.layout import copied
 from partita.runtime import key_random_nodes
@@ -16,16 +24,26 @@ from partita.splitter import Split, split
 __all__ = ["copied_for_a_stage", "cut_graph", "key_random_calls"]
 
 
-def cut_graph(whole: GraphModule, assignment: dict[str, int]) -> Split:
-    """Key the random calls of a graph, in place, and return its stages.
+def cut_graph(
+    whole: GraphModule,
+    assignment: dict[str, int],
+    spec: MultiUseParamSpec = MultiUseParameterConfig.REPLICATE,
+) -> Split:
+    """Repeat in each stage what it works out itself, key the random calls of a graph, both in place, and
+    return the graph's stages.
 
     Args:
         assignment: the stage of each node that computes; it gets the nodes that are added.
+        spec: what happens to parameters that several stages use.
 
     Raises:
         CaptureError: a cut goes through something that must lie in one stage.
         InfeasiblePlan: a stage has nothing to compute.
     """
+    repeat_branches(whole, assignment)
+    repeat_masks(whole, assignment)
+    repeat_conversions(whole, assignment)
+    transmit_parameters(whole, assignment, spec)
     check_levels(whole, assignment)
     check_writes(whole, assignment)
     key_random_calls(whole)

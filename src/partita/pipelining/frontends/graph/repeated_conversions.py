@@ -11,6 +11,8 @@ values that cross would have two sums, and other last bits; one is sent in place
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch.fx import GraphModule, Node
 
 from partita.graph.conversions import returns_its_operand
@@ -27,30 +29,36 @@ def repeat_conversions(whole: GraphModule, assignment: dict[str, int]) -> None:
     Args:
         assignment: the stage of each node that computes; it is changed, and the copies are added.
     """
-    if not any(map(returns_its_operand, whole.graph.nodes)):
+    if not any(
+        _users_by_stage(node, assignment).keys() - {assignment.get(node.name)}
+        for node in whole.graph.nodes
+        if returns_its_operand(node)
+    ):
         return
     effects, inside = analyse(whole), inside_levels(whole)
-    is_changed = False
     for position, node in reversed(list(enumerate(effects.nodes))):
         if not returns_its_operand(node) or position in inside or node.name not in assignment:
             continue
         if effects.written and not effects.written.isdisjoint(effects.storages_of([node])):
             continue
-        own, later = assignment[node.name], dict[int, list[Node]]()
-        for user in node.users:
-            stage = assignment.get(user.name, own)
-            if stage != own:
-                later.setdefault(stage, []).append(user)
-        for stage, users in later.items():
+        users = _users_by_stage(node, assignment)
+        users.pop(assignment[node.name], None)
+        for stage, of_stage in users.items():
             with whole.graph.inserting_after(node):
                 copied = whole.graph.node_copy(node)
             assignment[copied.name] = stage
-            for user in users:
+            for user in of_stage:
                 user.replace_input_with(node, copied)
-        if later and not node.users:
+        if users and not node.users:
             whole.graph.erase_node(node)
             del assignment[node.name]
-        is_changed |= bool(later)
-    if is_changed:
-        whole.graph.lint()
-        whole.recompile()
+    whole.graph.lint()
+    whole.recompile()
+
+
+def _users_by_stage(node: Node, assignment: Mapping[str, int]) -> dict[int, list[Node]]:
+    users: dict[int, list[Node]] = {}
+    for user in node.users:
+        if user.name in assignment:  # and not what the model returns
+            users.setdefault(assignment[user.name], []).append(user)
+    return users
