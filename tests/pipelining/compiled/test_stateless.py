@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
+from tests.pipelining.order_of_sums import check_against_eager
 from torch import nn
 from torch.fx import Graph, GraphModule
-from torch.nn.functional import mse_loss
 
 from partita.graph.effect_rules.conditions import ReadCondition
-from partita.pipelining import Schedule1F1B, SplitPoint, pipeline
+from partita.pipelining import SplitPoint
 from partita.pipelining.compiled.stateless import stateless
-from partita.runtime import Comm, InProcessWorld
 
 
 def _holder() -> nn.Module:
@@ -112,20 +109,4 @@ def test_what_is_twice_an_operand_gets_its_gradients_in_the_order_of_the_model(
     """They were added up before those of later stages: the last bits differed."""
     torch.manual_seed(0)
     model, x = Twice(weight=weight, convert=convert), torch.randn(12, 6)
-    where = {"b": SplitPoint.BEGINNING, "c": SplitPoint.BEGINNING}
-    pipe = pipeline(model, (x[:6],), split_spec=where)
-
-    def rank(comm: Comm) -> dict[str, torch.Tensor]:
-        stage = copy.deepcopy(pipe).build_stage(comm.rank, comm=comm)
-        stage.compile("aot_eager")
-        Schedule1F1B(stage, 2, mse_loss).step(x, target=x)
-        return {name: value.grad for name, value in stage.module.named_parameters() if value.grad is not None}
-
-    gradients: dict[str, torch.Tensor] = {}
-    for result in reversed(InProcessWorld(3).run(rank)):
-        gradients |= result
-    for sample in x.chunk(2):
-        (mse_loss(model(sample), sample) / 2).backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None
-        assert torch.equal(gradients[name], parameter.grad), name
+    check_against_eager(model, x, {"b": SplitPoint.BEGINNING, "c": SplitPoint.BEGINNING}, compiled=True)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
+from tests.pipelining.order_of_sums import check_against_eager
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
 
-from partita.pipelining import Schedule1F1B, SplitPoint, pipeline
-from partita.runtime import Comm, InProcessWorld
+from partita.pipelining import SplitPoint, pipeline
 
 
 class Converts(nn.Module):
@@ -39,23 +36,7 @@ WHERE = {"b": SplitPoint.BEGINNING, "c": SplitPoint.BEGINNING}
 def test_gradients_are_added_up_in_the_order_of_the_model(weight: bool, compiled: bool) -> None:
     torch.manual_seed(0)
     model, x = Converts(weight=weight), torch.randn(12, 6)
-    pipe = pipeline(model, (x[:6],), split_spec=WHERE)
-
-    def rank(comm: Comm) -> dict[str, Tensor]:
-        stage = copy.deepcopy(pipe).build_stage(comm.rank, comm=comm)
-        if compiled:
-            stage.compile("aot_eager")
-        Schedule1F1B(stage, 2, mse_loss).step(x, target=x)
-        return {name: value.grad for name, value in stage.module.named_parameters() if value.grad is not None}
-
-    gradients: dict[str, Tensor] = {}
-    for result in reversed(InProcessWorld(3).run(rank)):
-        gradients |= result
-    for sample in x.chunk(2):
-        (mse_loss(model(sample), sample) / 2).backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None
-        assert torch.equal(gradients[name], parameter.grad), name
+    check_against_eager(model, x, WHERE, compiled=compiled)
 
 
 def test_one_value_is_sent_in_place_of_two() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import chain
 from typing import Any
 
 import torch
@@ -99,39 +100,40 @@ class CheckpointSource:
         """
         wanted: list[tuple[str, Tensor]] = []
         missing: dict[str, None] = {}
-        for entry in state:
-            if is_opaque(entry):
+        entries = [entry for entry in state if not is_opaque(entry)]
+        self._check_wrappers(entries, key)
+        for part in chain.from_iterable(map(parts_of, entries)):
+            place = self._place(part.names, key)
+            if place is None:
+                missing[part.names[0]] = None
                 continue
-            self._check_wrapper(entry, key)
-            for part in parts_of(entry):
-                place = self._place(part.names, key)
-                if place is None:
-                    missing[part.names[0]] = None
-                    continue
-                self._check(place, part.value, cast)
-                wanted.append((place, part.value.detach()))
+            self._check(place, part.value, cast)
+            wanted.append((place, part.value.detach()))
         return wanted, list(missing)
 
     def _place(self, names: Iterable[str], key: str) -> str | None:
         """The first of a model's names that the checkpoint has, as it stands there."""
         return next((under(key, name) for name in names if under(key, name) in self._there), None)
 
-    def _check_wrapper(self, entry: StateValue, key: str) -> None:
+    def _check_wrappers(self, entries: Sequence[StateValue], key: str) -> None:
         """Raise an error where a tensor wraps others in the checkpoint or in the model, and not in both."""
-        texts = [f"{name}.{WRAPPER}" for name in entry.names]
-        place = self._place(texts, key)
-        if place is not None and isinstance(self._there[place], TensorStorageMetadata):
-            place = None  # a weight of that name, of a module where there is a tensor here
-        saved: dict[str, Any] = {} if place is None else {place: None}
-        self.read(saved)
-        there = "an ordinary tensor" if place is None else saved[place]
-        here = description(entry.value) if is_wrapper(entry.value) else "an ordinary tensor"
-        if there != here and (place or self._place(entry.names, key)):
-            raise CheckpointError(
-                f"{under(key, entry.names[0])!r} is {there} in {self.path!r}, and {here} here: load it into "
-                "the model as it was saved (quantise before loading what was quantised, and after loading "
-                "what was not)"
-            )
+        places = [self._place([f"{name}.{WRAPPER}" for name in entry.names], key) for entry in entries]
+        # a tensor of that name is a weight, of a module where there is a tensor here
+        texts: dict[str, Any] = {
+            place: None
+            for place in places
+            if place is not None and not isinstance(self._there[place], TensorStorageMetadata)
+        }
+        self.read(texts)
+        for entry, place in zip(entries, places, strict=True):
+            there = texts.get(place or "", "an ordinary tensor")
+            here = description(entry.value) if is_wrapper(entry.value) else "an ordinary tensor"
+            if there != here and (place in texts or self._place(entry.names, key)):
+                raise CheckpointError(
+                    f"{under(key, entry.names[0])!r} is {there} in {self.path!r}, and {here} here: load it "
+                    "into the model as it was saved (quantise before loading what was quantised, and after "
+                    "loading what was not)"
+                )
 
     def dtype(self, names: Iterable[str], key: str) -> torch.dtype | None:
         """The dtype that a tensor of a model has in the checkpoint; None where it is not there."""

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from partita._torch.containers.pytree import flatten_registered, unflatten
 from partita._torch.tensors.subclasses import tensor_parts
 from partita.errors import CheckpointError
-from partita.pipelining.stages.placing.state_of_stage import StateValue
+from partita.pipelining.stages.placing.state_of_stage import EXTRA_STATE, StateValue
 
 __all__ = ["WRAPPER", "as_dicts", "as_tensors", "description", "is_description", "is_wrapper", "parts_of"]
 
@@ -111,7 +111,7 @@ def is_description(name: str) -> bool:
     >>> is_description("layer.weight.wrapper"), is_description("layer._extra_state.wrapper")
     (True, False)
     """
-    return name.endswith(f".{WRAPPER}") and "_extra_state" not in name.split(".")
+    return name.endswith(f".{WRAPPER}") and EXTRA_STATE not in name.split(".")
 
 
 def _class_name(tensor: Tensor) -> str:

@@ -24,12 +24,11 @@ from partita.pipelining.checkpoints.pretrained.model_names import match_model
 from partita.pipelining.checkpoints.pretrained.new_folder import check_replaceable, new_folder
 from partita.pipelining.checkpoints.pretrained.safetensors_files import INDEX
 from partita.pipelining.checkpoints.pretrained.shards import Weight, shard_bytes, write_shards
+from partita.pipelining.stages.placing.state_of_stage import EXTRA_STATE
 
 __all__ = ["Exported", "export_pretrained"]
 
 _OWN = ("model.safetensors", "model-*-of-*.safetensors", INDEX, "config.json", "generation_config.json")
-
-_EXTRA_STATE = "_extra_state"
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ def _below(key: str, optimizer_key: str, values: Mapping[str, Any]) -> dict[str,
 
 def _whole_value(name: str) -> str:
     """Of extra state that is a dictionary, each entry is stored by itself."""
-    before, mark, _ = name.partition(_EXTRA_STATE)
+    before, mark, _ = name.partition(EXTRA_STATE)
     return before + mark
 
 

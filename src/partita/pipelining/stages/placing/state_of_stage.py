@@ -13,6 +13,7 @@ from partita.errors import ArgumentError
 from partita.pipelining.stages.stage import Stage
 
 __all__ = [
+    "EXTRA_STATE",
     "Stages",
     "StateValue",
     "by_identity",
@@ -24,6 +25,9 @@ __all__ = [
 
 Stages = Stage | nn.Module | Sequence[Stage | nn.Module]
 """Stages, or whole models: one or several."""
+
+EXTRA_STATE = "_extra_state"
+"""The last part of the name that torch gives to what a module's ``get_extra_state`` returns."""
 
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 """What ``torch.compile`` and torch's activation checkpointing put into names."""
@@ -39,9 +43,7 @@ class StateValue:
 
 def is_opaque(state_value: StateValue) -> bool:
     """Whether it is what a module's ``get_extra_state`` returned, which only ``set_extra_state`` can take."""
-    return state_value.names[0].rpartition(".")[2] == "_extra_state" or not isinstance(
-        state_value.value, Tensor
-    )
+    return state_value.names[0].rpartition(".")[2] == EXTRA_STATE or not isinstance(state_value.value, Tensor)
 
 
 def listed_stages(stages: Stages) -> list[Stage | nn.Module]:
