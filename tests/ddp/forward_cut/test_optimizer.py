@@ -423,6 +423,42 @@ def test_dynamic_sizes_cross_the_cuts() -> None:
     assert len(optimizer.buckets) == 2
 
 
+class Scaled(nn.Module):
+    """Scales between its layers by a float of its caller's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(SIDE, SIDE) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, rate: float) -> torch.Tensor:
+        kept = 1 - rate
+        for layer in self.layers:
+            x = x + layer(x) * kept
+        return x / kept
+
+
+def test_each_piece_reads_floats_that_change_and_torchs_can_not_be_compiled() -> None:
+    model = Scaled()
+
+    def compiled(kind: str) -> tuple[Any, nn.Module]:
+        optimizer = BOTH[kind](MIB, aot_eager, first_bucket_cap=MIB)
+        return optimizer, torch.compile(copy.deepcopy(model), backend=optimizer.compile_fn, fullgraph=True)
+
+    optimizer, run = compiled("partita")
+    for step, rate in enumerate((0.1, 0.25, 0.5)):
+        for module in (model, run):
+            module.zero_grad()
+            module(rows(step), rate).square().mean().backward()
+        gradients = [[parameter.grad for parameter in module.parameters()] for module in (run, model)]
+        assert equal(*gradients)
+    assert optimizer.compiled == 3  # the last graph is of any rate
+    torch._dynamo.reset()
+    _, run = compiled("torch")
+    run(rows(0), 0.1)
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="'float' object has no attribute"):
+        run(rows(0), 0.25)
+
+
 def test_groups_are_those_of_ddp_for_each_kind() -> None:
     assert group_by_caps([1, 1, 1, 1], ["a"] * 4, [1, 2]) == [[0], [1, 2], [3]]
     assert group_by_caps([2, 1, 2, 1], ["a", "b", "a", "b"], [2]) == [[0], [1, 3], [2]]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.exc import RestartAnalysis, SkipFrame
-from torch._dynamo.utils import counters
+from torch._dynamo.utils import counters, to_fake_tensor
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
@@ -23,6 +23,7 @@ __all__ = [
     "compile_forward_piece",
     "copy_module",
     "inherit_marks",
+    "is_dynamic_float",
     "must_reach_dynamo",
     "run_fake",
     "with_strides_of",
@@ -53,14 +54,23 @@ def copy_module(gm: GraphModule) -> GraphModule:
 
 
 def as_fake(examples: Sequence[Any]) -> list[Any]:
-    """Return ``examples``, all tensors of which are fake where some are."""
+    """Return ``examples``, all tensors of which are fake where some are, or where Dynamo is compiling: then
+    of the mode that it has made for backends, with the sizes and floats that it takes to be dynamic.
+    """
     mode = detect_fake_mode(list(examples))
     return [
-        mode.from_tensor(value)
+        to_fake_tensor(value, mode)
         if mode is not None and isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
         else value
         for value in examples
     ]
+
+
+def is_dynamic_float(value: Any) -> bool:
+    """Whether a node's example is a Python float of the user's that Dynamo takes to be dynamic, or computed
+    of such ones; what ``item()`` reads from a tensor of the user's is not.
+    """
+    return isinstance(value, torch.SymFloat) and value.node.has_hint()
 
 
 def with_strides_of(results: Sequence[Any], models: Sequence[Any]) -> list[Any]:

@@ -35,6 +35,7 @@ from partita._torch.distributed.ddp_reducer import (
 )
 from partita._torch.tensors.storage import storage_key
 from partita.ddp.forward_cut.buckets import Bucket, assign_buckets
+from partita.ddp.forward_cut.numbers import repeat_numbers
 from partita.ddp.forward_cut.writes import joined_over_writes
 from partita.errors import ArgumentError, SplitError
 from partita.graph.attributes import lookup
@@ -109,6 +110,7 @@ class DDPOptimizer:
 
     def _cut(self, gm: GraphModule) -> Split | None:
         number_of = {node: number for number, bucket in enumerate(self.buckets) for node in bucket.nodes}
+        repeat_numbers(gm, number_of)
         joined = joined_over_writes(gm, _with_parameters(number_of))
         assignment = {node: number for node, number in joined.items() if node.op != "get_attr"}
         try:
@@ -134,8 +136,9 @@ class _Pieces:
     def compile(self, example_inputs: Sequence[Any]) -> GraphModule:
         """The stitched module, with compiled pieces."""
         placeholders = self._gm.graph.find_nodes(op="placeholder")
+        # Tensors become fake in the mode that Dynamo has made for its backends: it traced in another one.
         examples = [
-            node.meta.get("example_value", example)
+            example if isinstance(example, torch.Tensor) else node.meta.get("example_value", example)
             for node, example in zip(placeholders, example_inputs, strict=True)
         ]
         names = [node.name for node in placeholders]

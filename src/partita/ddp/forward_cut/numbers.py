@@ -1,0 +1,40 @@
+"""Python floats that Dynamo takes to be dynamic, such as the rates of stochastic depth in equal blocks: each
+piece reads its own.
+
+A graph is handed such a number as a tensor, reads it with ``item()`` and computes with it. AOTAutograd can't
+compile a piece that returns a number, nor one that takes it as an input.
+"""
+
+from __future__ import annotations
+
+from torch.fx import GraphModule, Node
+
+from partita._torch.compile.forward_pieces import is_dynamic_float
+from partita.graph.effects import metadata
+
+__all__ = ["repeat_numbers"]
+
+
+def repeat_numbers(gm: GraphModule, number_of: dict[Node, int]) -> None:
+    """Give each piece nodes of its own, in place, for the dynamic floats that it computes with.
+
+    Args:
+        number_of: the piece of each node that computes; it is changed, and the copies are added.
+    """
+    for node in reversed(list(gm.graph.nodes)):
+        if node not in number_of or not is_dynamic_float(metadata(node)):
+            continue
+        users: dict[int, list[Node]] = {}
+        for user in node.users:
+            if user in number_of:  # and not what the graph returns
+                users.setdefault(number_of[user], []).append(user)
+        users.pop(number_of[node], None)
+        for number, of_piece in users.items():
+            with gm.graph.inserting_after(node):
+                copied = gm.graph.node_copy(node)
+            number_of[copied] = number
+            for user in of_piece:
+                user.replace_input_with(node, copied)
+        if users and not node.users:
+            gm.graph.erase_node(node)
+            del number_of[node]
