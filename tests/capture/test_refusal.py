@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import partita
@@ -254,6 +256,60 @@ class _MakesAParameter(_Two):
         if self.scale is None:
             self.scale = nn.Parameter(torch.ones(()))
         return self.b(self.a(x)) * self.scale  # type: ignore[no-any-return]
+
+
+class _Rows:
+    """What a library hands to its models in place of tensors."""
+
+    def __init__(self, x: Tensor, scale: float) -> None:
+        self.x = x
+        self.scale = scale
+
+
+class _OfRows(_Two):
+    def forward(self, rows: _Rows) -> Tensor:  # type: ignore[override]
+        return super().forward(rows.x) * rows.scale
+
+
+def test_of_an_argument_of_a_class_of_its_own_the_cause_is_said_and_the_advice_works() -> None:
+    model, rows = _OfRows(), _Rows(X, 0.5)
+    with pytest.raises(CaptureError, match=r"holds, a tests\.capture\.test_refusal\._Rows, and torch does"):
+        capture(model, (rows,))
+    assert partita.verify(pipeline(model, (rows,), stages=2, frontend="modules"), model, (rows,)).ok
+    pytree.register_pytree_node(
+        _Rows, lambda rows: ([rows.x], rows.scale), lambda leaves, scale: _Rows(*leaves, scale)
+    )
+    try:
+        with pytest.raises(CaptureError, match=r"register_pytree_node with flatten_with_keys_fn="):
+            capture(model, (rows,))
+    finally:
+        pytree._deregister_pytree_node(_Rows)
+
+
+class _Masked(_Two):
+    def forward(self, x: Tensor, documents: Any) -> Tensor:  # type: ignore[override]
+        mask = documents if isinstance(documents, BlockMask) else _mask(documents, x.shape[0])
+        out: Tensor = flex_attention(self.a(x), self.b(x), x, block_mask=mask)
+        return out
+
+
+def _mask(documents: Tensor, samples: int) -> BlockMask:
+    return create_block_mask(
+        lambda b, _h, q, k: documents[b, q] == documents[b, k], samples, None, 16, 16, device="cpu"
+    )
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_of_a_block_mask_the_cause_is_said_and_the_advice_works() -> None:
+    model = _Masked().eval().requires_grad_(False)
+    x, documents = torch.randn(2, 2, 16, 8), (torch.arange(16) // 5).expand(2, 16)
+    with pytest.raises(
+        CaptureError, match=r"an argument is a BlockMask.*call create_block_mask\(\) in forward"
+    ):
+        capture(model, (x, _mask(documents, 2)), modes="eval")
+    assert torch.equal(
+        capture(model, (x, documents), modes="eval").graphs()[False](x, documents), model(x, documents)
+    )
 
 
 def test_of_a_model_on_the_meta_device_the_cause_is_said_and_the_advice_works() -> None:

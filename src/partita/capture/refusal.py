@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -50,24 +51,35 @@ _IN_TRACES = {
         "forward calls torch.utils.checkpoint with use_reentrant=True, which no trace takes. Write "
         "use_reentrant=False: it computes the same, and can be traced"
     ),
-    "Calling train() is not supported": (
+    r"Calling train\(\) is not supported": (
         "it is a graph that torch.export made, whose mode can't be changed. Give the module that it was made "
         "from, or cut the graph as it is with partita.split"
     ),
-    "torch.autograd.grad": (
+    r"flex_attention\.BlockMask": (
+        "an argument is a BlockMask, a function beside tensors, and a graph is given tensors alone. "
+        "Give the tensors that its function reads, and call create_block_mask() in forward; or make a module "
+        "of each stage's layers for PipelineStage(module, ...): a step takes a BlockMask as keyword argument"
+    ),
+    r"Unsupported input type <class (.+?)>|flatten_with_keys_fn for type: <class (.+?)>": (
+        "an argument is, or holds, a {0}, and torch does not know its tensors. Register its class "
+        "(torch.export.register_dataclass, or torch.utils._pytree.register_pytree_node with "
+        "flatten_with_keys_fn=); or cut the model at its blocks, which are given it as it is: "
+        'pipeline(..., frontend="modules")'
+    ),
+    r"torch\.autograd\.grad": (
         "forward takes gradients itself (torch.autograd.grad), which no graph holds. Cut the model's own "
         'code, with all that such a gradient goes back through in a stage: pipeline(..., frontend="modules")'
     ),
-    "requires_grad_() call": (
+    r"requires_grad_\(\) call": (
         "forward lets a tensor require gradients (requires_grad_()), which no graph holds. Cut the model's "
         "own code, with all that a gradient which forward takes goes back through in a stage: "
         'pipeline(..., frontend="modules")'
     ),
-    "torch.nn.Parameter()": CREATED_PARAMETER,
+    r"torch\.nn\.Parameter\(\)": CREATED_PARAMETER,
     "and meta!": _ON_META,
     "different devices cpu, meta": _ON_META,  # torch 2.11
 }
-"""What a trace's error says of what the model does, and what helps."""
+"""What a trace's error says of what the model does (patterns), and what helps."""
 
 
 def check_call(model: nn.Module, args: tuple[Any, ...]) -> None:
@@ -132,13 +144,17 @@ def refusal(model: nn.Module, training: bool, reasons: Sequence[tuple[Way, Excep
         reasons: why each way of tracing failed.
     """
     mode = "training" if training else "evaluation"
-    for sign, cause in _IN_TRACES.items():
-        # An error of partita's own says more than what strict mode comes across afterwards.
-        if any(sign in str(error).replace("'", "") for _, error in reasons) and not isinstance(
-            reasons[0][1], CaptureError
-        ):
-            name = type(model).__name__
-            return f"torch.export can't capture {name} (in {mode} mode): {cause}. The first error is attached"
+    # An error of partita's own says more than what strict mode comes across afterwards.
+    if not isinstance(reasons[0][1], CaptureError):
+        texts = [str(error).replace("'", "") for _, error in reasons]
+        for sign, cause in _IN_TRACES.items():
+            match = next(filter(None, (re.search(sign, text) for text in texts)), None)
+            if match is not None:
+                what = cause.format(*filter(None, match.groups()))
+                name = type(model).__name__
+                return (
+                    f"torch.export can't capture {name} (in {mode} mode): {what}. The first error is attached"
+                )
     lines = [f"torch.export can't capture {type(model).__name__}:"]
     disproved = False
     for way, error in reasons:

@@ -186,7 +186,9 @@ class _Analysis:
             return (
                 NodeEffect(random=random, host=host, why=f"{name} of {wrapped}") if random or host else PURE
             )
-        if name in ("out_dtype", "triton_kernel_wrapper_functional"):
+        if name in ("out_dtype", "triton_kernel_wrapper_functional") or (
+            name == "flat_apply" and _INDEXING_OF_MASKS in node.args
+        ):
             return PURE
         if name == "with_effects":
             return NodeEffect(host=True, why=name)
@@ -249,6 +251,10 @@ class _Analysis:
             barrier=summary.barrier or leaks,
         )
         return self.bodies[id(graph)]
+
+
+_INDEXING_OF_MASKS = "torch._dynamo._trace_wrapped_higher_order_op.ModIndex"
+"""A function of torch's own, by which strict traces index tensors in the masks of FlexAttention."""
 
 
 def _switches_region(_node: Node) -> NodeEffect:

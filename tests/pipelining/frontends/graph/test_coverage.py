@@ -7,11 +7,14 @@ import torch
 from tests.pipelining.models import CASES, NORMED, PLAIN, REGIONS, Case
 from tests.pipelining.running import cut
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from partita.capture import capture
 from partita.errors import CaptureError
+from partita.pipelining import pipeline
 from partita.pipelining.frontends.graph.coverage import check_operations, check_state, unused_state
 from partita.splitter import split
+from partita.verification import verify
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -63,3 +66,29 @@ def test_a_tied_parameter_counts_as_used_under_all_of_its_names() -> None:
 
     whole = capture(Tied(), (torch.randn(2, 2),)).module
     assert unused_state([whole], whole) == ["b.bias"]
+
+
+class _Documents(nn.Module):
+    """Attends within documents. Only strict mode takes ``len``; it puts functions into the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.keys = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, documents: Tensor) -> Tensor:
+        def same(b: Tensor, _h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return documents[b, q] == documents[b, k]
+
+        mask = create_block_mask(same, len(documents), None, 16, 16, device="cpu")
+        out: Tensor = flex_attention(self.queries(x), self.keys(x), x, block_mask=mask)
+        return out
+
+
+@pytest.mark.dear
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_functions_in_a_strict_trace_are_no_state_and_masks_may_be_cut_from_attention() -> None:
+    model = _Documents().eval().requires_grad_(False)
+    call = (torch.randn(2, 2, 16, 8), (torch.arange(16) // 5).expand(2, 16))
+    pipe = pipeline(model, call, stages=2)
+    assert pipe.unused == ()
+    assert verify(pipe, model, call, mode="eval").ok

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import GraphModule
 
 from partita._torch.autograd.region_switches import REGION_SWITCHES
 from partita._torch.modules.contents import named_state
 from partita.errors import CaptureError
-from partita.graph.attributes import lookup
 from partita.listing import listed
 from partita.splitter import Piece
 
@@ -59,9 +58,7 @@ def unused_state(graphs: Iterable[GraphModule], whole: nn.Module) -> list[str]:
         graphs: all graphs of the model.
         whole: holds its state.
     """
-    used = set()
-    for gm in graphs:
-        for node in gm.graph.find_nodes(op="get_attr"):
-            if node.users and isinstance(value := lookup(whole, node), Tensor):
-                used.add(id(value))
-    return [name for name, value in named_state(whole) if id(value) not in used]
+    state = list(named_state(whole))
+    read = {node.target for gm in graphs for node in gm.graph.find_nodes(op="get_attr") if node.users}
+    used = {id(value) for name, value in state if name in read}
+    return [name for name, value in state if id(value) not in used]
