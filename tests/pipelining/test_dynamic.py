@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -261,6 +262,27 @@ def test_without_dynamic_shapes_another_batch_is_refused() -> None:
     pipe = cut(NORMED, 2, dynamic_shapes=False)
     with pytest.raises(SignatureMismatch, match=r"float32\[3, 8\] for x: float32\[2, 8\]"):
         pipe(torch.randn(3, WIDTH))
+
+
+def test_another_length_is_refused_and_the_advice_works() -> None:
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Embedding(9, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.b(self.a(tokens).cumsum(1))
+
+    model, tokens, longer = Tokens(), torch.ones(2, 5, dtype=torch.long), torch.ones(3, 7, dtype=torch.long)
+    pipe = pipeline(model, (tokens,), split_spec=SPEC)
+    advice = r"\[batch, 5\] where batch is 3.*dynamic_shapes=(\{'tokens': \{0: Dim.AUTO, 1: Dim.AUTO\}\}), as"
+    with pytest.raises(SignatureMismatch, match=advice) as refusal:
+        pipe(longer)
+    match = re.search(advice, str(refusal.value))
+    assert match is not None
+    shapes = eval(match[1], {"Dim": torch.export.Dim})
+    pipe = pipeline(model, (tokens,), split_spec=SPEC, dynamic_shapes=shapes)
+    assert torch.equal(pipe(longer), model(longer))
 
 
 def test_a_number_among_the_results_follows_the_batch() -> None:

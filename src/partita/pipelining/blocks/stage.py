@@ -34,7 +34,7 @@ def warn_uncompiled(stage: int) -> None:
     warnings.warn(
         f'stage {stage} runs uncompiled, with the same results: it was cut with frontend="modules" '
         'and runs the model\'s own code, of which there is no graph; cut with frontend="export", or '
-        "compile the model's blocks (block.compile()) before it is cut",
+        "make a module of each stage's layers for PipelineStage(module, ...), which can be compiled",
         NotCompiled,
         stacklevel=4,
     )

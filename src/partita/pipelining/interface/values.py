@@ -118,7 +118,25 @@ def accept(expected: Sequence[Value | Constant], flat: Sequence[Any], who: str) 
             "model was captured with"
             + (f", whose sizes are fixed, because of: {fixed}; or" if fixed else ", or")
             + " cut it again with other example arguments"
+            + ("" if fixed else _how_open(wanted, value))
         )
+
+
+def _how_open(wanted: Value | Constant, value: object) -> str:
+    """How a model is cut with those sizes open in which ``value`` differs, if that is all; else nothing."""
+    if not isinstance(wanted, Value) or not isinstance(value, Tensor) or value.dtype != wanted.dtype:
+        return ""
+    if value.dim() != len(wanted.shape):
+        return ""
+    opened = [
+        dim
+        for dim, (size, actual) in enumerate(zip(wanted.shape, value.shape, strict=True))
+        if isinstance(size, Size) or size != actual
+    ]
+    dims = ", ".join(f"{dim}: Dim.AUTO" for dim in opened)
+    return (
+        f", or with these sizes open: dynamic_shapes={{{wanted.name!r}: {{{dims}}}}}, as torch.export has it"
+    )
 
 
 def _open_sizes(expected: Sequence[Value | Constant], flat: Sequence[Any]) -> dict[str, int]:
