@@ -42,3 +42,21 @@ def test_only_cuts_that_are_no_better_are_left_out(name: str, seed: int, tied: b
     for trial in trials:
         for other in trials:
             assert case.better(trial, other.cuts) == (other if other.key < trial.key else None)
+
+
+@pytest.mark.parametrize("seed", [2, 6, 19])
+def test_what_is_remembered_of_other_cuts_changes_nothing(seed: int) -> None:
+    """Ends by rows, peaks by rows and rank: also where only what comes from another rank has changed."""
+    profile = random_profile(seed, most_ranks=4)
+    count = len(profile.costs.units) - 1
+    sizes = {"entry_bytes": tuple(range(count)), "exit_bytes": (1,) * count}
+    costs = replace(profile.costs, **sizes)
+    arguments = costs, profile.cluster, profile.microbatches, 2.0
+    case = Case(*arguments, recompute=True)
+    layout = next(iter(layouts(profile.cluster, (1,), len(costs.units))))
+    rows = rows_of(get_schedule("1F1B")(len(layout.own), profile.microbatches))
+    for cuts in _cuts(layout, len(costs.units)):
+        trial = case.timed("1F1B", layout, cuts, rows)
+        assert trial == Case(*arguments, recompute=True).timed("1F1B", layout, cuts, rows)
+        without = case.changed(recompute=False).timed("1F1B", layout, cuts, rows)
+        assert without == Case(*arguments, recompute=False).timed("1F1B", layout, cuts, rows)

@@ -34,7 +34,7 @@ class Layout:
     own: tuple[int, ...]
     ranks: tuple[int, ...]
 
-    @property
+    @cached_property
     def stage_ranks(self) -> tuple[int, ...]:
         """The rank of each stage."""
         return tuple(self.ranks[place] for place in self.own)

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from math import inf
-from operator import add
-from typing import NamedTuple
 
 from partita.planning.costs.cost_model import CostModel
 from partita.planning.costs.recompute import Regions, recompute_options, recomputed_cost
@@ -20,17 +18,21 @@ from partita.planning.cutting._cuts import Cuts
 from partita.planning.generators.making.problem import Problem, scheduling_problem
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.searching.layouts import Layout
-from partita.planning.searching.orders.clock import Rows, Timing, has_backward, run_rows
+from partita.planning.searching.orders.beside import Beside, RowsInMemory
+from partita.planning.searching.orders.clock import Pass, Rows, Timing, has_backward, run_rows
 from partita.planning.searching.orders.improve import lower_bound_s
 from partita.planning.searching.orders.row_memory import RowKinds, peak_of, row_kinds
+from partita.planning.searching.orders.rows_memo import RowsMemo
 from partita.planning.simulating.gradient_sums import gradient_sums
-from partita.planning.simulating.message_sizes import handed_beside, handed_on_ranks, message_sizes
-from partita.planning.simulating.messages import Link, PlacedPass, RankMessages, messages_beside
+from partita.planning.simulating.message_sizes import (
+    MessageSizes,
+    handed_on_ranks,
+    message_sizes,
+)
+from partita.planning.simulating.messages import Link, PlacedPass, messages_beside
 
 __all__ = ["Case", "Trial"]
 
-_ROWS_KEPT = 1_000
-"""Of so many rows it is remembered what they hold."""
 _ROUNDED = 1e-9
 """Times that differ by no more may be equal in a `Trial.key`."""
 
@@ -75,22 +77,6 @@ class Trial:
         return max(*self.over, 0.0), float(f"{self.end_s:.10g}"), self.total_s
 
 
-class _RowsInMemory(NamedTuple):
-    """What rows hold, apart from costs.
-
-    Attributes:
-        rows: for each rank its passes.
-        placed: the same with microbatches in place of numbers.
-        kinds: for each rank, what its peak depends on.
-        messages: for each rank, what lies there for messages.
-    """
-
-    rows: Rows
-    placed: list[list[PlacedPass]]
-    kinds: list[RowKinds]
-    messages: list[RankMessages]
-
-
 class Case:
     """What is to be planned. Costs of stages are worked out once."""
 
@@ -104,7 +90,10 @@ class Case:
         self.recompute = recompute
         self._stages: dict[tuple[int, int, Regions, SharedOnRank], StageCost] = {}
         self._options: dict[tuple[int, int], list[Regions]] = {}
-        self._in_memory: dict[tuple[object, ...], _RowsInMemory] = {}
+        self._placed: dict[Pass, PlacedPass] = {}
+        self._in_memory = RowsMemo[RowsInMemory]()
+        self._ends_s = RowsMemo[tuple[float, float]]()
+        self._peaks = RowsMemo[list[dict[tuple[object, ...], int]]]()
         self._limits = [cluster.memory(rank) for rank in range(cluster.ranks)]
         self._sends_tied = any(tied.gradient_bytes for tied in costs.tied)
         self._sums_tied = any(tied.reduced_bytes for tied in costs.tied)
@@ -129,7 +118,9 @@ class Case:
         if costs is None and case.parameter_copies == self.parameter_copies:
             case._stages = self._stages
         if case.microbatches == self.microbatches:
-            case._in_memory = self._in_memory
+            case._placed, case._in_memory = self._placed, self._in_memory
+            if case._stages is self._stages and cluster is None:
+                case._ends_s, case._peaks = self._ends_s, self._peaks
         if costs is None and case.recompute == self.recompute:
             case._options = self._options
         return case
@@ -198,34 +189,59 @@ class Case:
         self, name: str, layout: Layout, cuts: Cuts, rows: Rows, regions: tuple[Regions, ...] | None = None
     ) -> Trial:
         """The trial of these rows; where they exceed the memory, as little as will do is recomputed."""
-        nothing: tuple[Regions, ...] = ((),) * (len(cuts) - 1)
-        chosen = nothing if regions is None else regions
-        problem = self.problem(layout, cuts, chosen)
-        over = self._overflow(layout, cuts, chosen, rows)
-        if max(over) > 0 and self.recompute:
-            chosen = self._regions_that_fit(layout, cuts, rows, chosen, over)
-            problem = self.problem(layout, cuts, chosen)
-            over = self._overflow(layout, cuts, chosen, rows)
-        timing = run_rows(problem, rows)
-        end_s, total_s = (inf, inf) if timing is None else (timing.end_s, timing.total_s)
-        if timing is not None and self._sums_tied:
-            end_s = self._end_of_sums(problem, layout, cuts, rows, timing)
+        chosen, over = self._fitted(layout, cuts, rows, regions)
+        end_s, total_s = self._ends(layout, cuts, chosen, rows)
         return Trial(name, layout, cuts, chosen, rows, end_s, total_s, tuple(over))
 
     def better(self, trial: Trial, cuts: Cuts) -> Trial | None:
         """The same order on other cuts with nothing recomputed that does not have to be; None where that is
         no better.
         """
+        layout, rows = trial.layout, trial.rows
         if trial.fits:
             # To recompute takes longer: what is slower without needs no look at its memory.
-            problem, most_s = self.problem(trial.layout, cuts), trial.end_s * (1 + _ROUNDED)
+            problem, most_s = self.problem(layout, cuts), trial.end_s * (1 + _ROUNDED)
             if lower_bound_s(problem, trains=trial.trains) > most_s:
                 return None
-            timing = run_rows(problem, trial.rows) if self.is_limited else None
-            if timing is not None and timing.end_s > most_s:
+            nothing: tuple[Regions, ...] = ((),) * (len(cuts) - 1)
+            if self._ends(layout, cuts, nothing, rows, problem)[0] > most_s:
                 return None
-        result = self.timed(trial.name, trial.layout, cuts, trial.rows)
+        # What exceeds the memory by more is not better, however fast it is.
+        chosen, over = self._fitted(layout, cuts, rows)
+        if max(over) > max(*trial.over, 0.0):
+            return None
+        result = self.timed(trial.name, layout, cuts, rows, chosen)
         return result if result.key < trial.key else None
+
+    def _fitted(
+        self, layout: Layout, cuts: Cuts, rows: Rows, regions: tuple[Regions, ...] | None = None
+    ) -> tuple[tuple[Regions, ...], list[float]]:
+        """What is recomputed, as little more than `regions` as will do, and what still exceeds the memory."""
+        chosen: tuple[Regions, ...] = ((),) * (len(cuts) - 1) if regions is None else regions
+        over = self._overflow(layout, cuts, chosen, rows)
+        if max(over) > 0 and self.recompute:
+            chosen = self._regions_that_fit(layout, cuts, rows, chosen, over)
+            over = self._overflow(layout, cuts, chosen, rows)
+        return chosen, over
+
+    def _ends(
+        self,
+        layout: Layout,
+        cuts: Cuts,
+        regions: tuple[Regions, ...],
+        rows: Rows,
+        problem: Problem | None = None,
+    ) -> tuple[float, float]:
+        """`Trial.end_s` and `Trial.total_s`."""
+        remembered, key = self._ends_s.of(rows), (layout, cuts, regions)
+        if key not in remembered:
+            problem = problem or self.problem(layout, cuts, regions)
+            timing = run_rows(problem, rows)
+            end_s, total_s = (inf, inf) if timing is None else (timing.end_s, timing.total_s)
+            if timing is not None and self._sums_tied:
+                end_s = self._end_of_sums(problem, layout, cuts, rows, timing)
+            remembered[key] = end_s, total_s
+        return remembered[key]
 
     def _end_of_sums(self, problem: Problem, layout: Layout, cuts: Cuts, rows: Rows, timing: Timing) -> float:
         ends = [
@@ -247,32 +263,31 @@ class Case:
         """Whether stages have what depends on the order of passes, which a `Problem` does not know."""
         return self.costs.entry_bytes is not None or self._sends_tied
 
-    def _rows_in_memory(self, layout: Layout, rows: Rows, links: Collection[Link]) -> _RowsInMemory:
+    def _rows_in_memory(self, layout: Layout, rows: Rows, links: Collection[Link]) -> RowsInMemory:
         """What stays the same while rows are tried with other costs again: remembered."""
-        key = (layout.stage_ranks, frozenset(links), *map(id, rows))
-        if key not in self._in_memory:
-            if len(self._in_memory) >= _ROWS_KEPT:
-                self._in_memory.clear()
-            placed = [[(kind, stage, it % self.microbatches) for kind, stage, it in row] for row in rows]
+        remembered, key = self._in_memory.of(rows), (layout.stage_ranks, frozenset(links))
+        if key not in remembered:
+            placed = [list(map(self._place, row)) for row in rows]
             messages = messages_beside(placed, layout.stage_ranks, links)
-            self._in_memory[key] = _RowsInMemory(list(rows), placed, list(map(row_kinds, rows)), messages)
-        return self._in_memory[key]
+            remembered[key] = RowsInMemory(placed, list(map(row_kinds, rows)), messages)
+        return remembered[key]
 
-    def _beside(
-        self, layout: Layout, cuts: Cuts, stages: Sequence[StageCost], rows: Rows
-    ) -> tuple[list[RowKinds], list[list[int]]]:
+    def _place(self, one: Pass) -> PlacedPass:
+        """The pass with its microbatch in place of its number."""
+        placed = self._placed.get(one)
+        if placed is None:
+            kind, stage, number = one
+            placed = self._placed[one] = kind, stage, number % self.microbatches
+        return placed
+
+    def _beside(self, layout: Layout, cuts: Cuts, stages: Sequence[StageCost], rows: Rows) -> Beside:
         """For each rank its passes, and what lies there for messages and between stages beside them."""
         if not self._has_messages:
-            return self._rows_in_memory(layout, rows, ()).kinds, [[0] * len(row) for row in rows]
+            return Beside(self._rows_in_memory(layout, rows, ()), MessageSizes({}, {}), [[] for _ in rows])
         handing = self._handing(cuts, stages)
         sizes = message_sizes(handing, layout.stage_ranks)
         of_rows = self._rows_in_memory(layout, rows, sizes.coming)
-        beside = list(map(sizes.beside, of_rows.messages, map(len, rows)))
-        for rank, handed in enumerate(handed_on_ranks(handing, layout.stage_ranks)):
-            if handed:
-                waiting = handed_beside(of_rows.placed[rank], handed if of_rows.kinds[rank].trains else ())
-                beside[rank] = list(map(add, beside[rank], waiting))
-        return of_rows.kinds, beside
+        return Beside(of_rows, sizes, handed_on_ranks(handing, layout.stage_ranks))
 
     def _handing(self, cuts: Cuts, stages: Sequence[StageCost]) -> list[StageCost]:
         """The costs of all stages with the gradients of tied parameters that they send."""
@@ -298,7 +313,7 @@ class Case:
         What one stage frees beyond that stays free for other orders, unless it is to be done `tightly`.
         """
         chosen, shared = list(regions), self.shared(layout, cuts)
-        kinds, beside = self._beside(layout, cuts, self.stages(layout, cuts, regions), rows)
+        beside = self._beside(layout, cuts, self.stages(layout, cuts, regions), rows)
         for rank in (rank for rank, excess in enumerate(over) if excess > 0):
             limit = self.cluster.memory(rank)
             if limit is None:
@@ -307,7 +322,9 @@ class Case:
             costs = {
                 stage: self.stage(cuts[stage], cuts[stage + 1], chosen[stage], shared[stage]) for stage in own
             }
-            excess_of = partial(self._excess, kinds[rank], beside=beside[rank], limit=limit)
+            excess_of = partial(
+                self._excess, beside.of_rows.kinds[rank], beside=beside.bytes_on(rank), limit=limit
+            )
             for stage in own:
                 if not self._choose(chosen, costs, shared[stage], stage, cuts, excess_of):
                     break
@@ -358,5 +375,15 @@ class Case:
         costs = [dict[int, StageCost]() for _ in rows]
         for stage, rank in enumerate(layout.stage_ranks):
             costs[rank][stage] = of_stages[stage]
-        kinds, beside = self._beside(layout, cuts, of_stages, rows)
-        return tuple(map(peak_of, kinds, costs, beside))
+        beside = self._beside(layout, cuts, of_stages, rows)
+        # A border that moves changes two ranks; of the others it is remembered.
+        by_rank = self._peaks.of(rows).setdefault(
+            (layout.stage_ranks, frozenset(beside.sizes.coming)), [{} for _ in rows]
+        )
+        peaks: list[int] = []
+        for rank, (own, remembered) in enumerate(zip(costs, by_rank, strict=True)):
+            key = (*map(id, own.values()), beside.key_of(rank))  # all costs are kept in `_stages`
+            if key not in remembered:
+                remembered[key] = peak_of(beside.of_rows.kinds[rank], own, beside.bytes_on(rank))
+            peaks.append(remembered[key])
+        return tuple(peaks)

@@ -94,21 +94,28 @@ def messages_beside(
     ({(True, 1, 0): ([1, 0], [3, 2])}, {(True, 1, 0): ([2, 4], [4, 4])})
     """
     sends_of_ranks = _Clocks(rows, stage_ranks, links).run()
+    lengths = list(map(len, rows))
     beside = [RankMessages({}, {}) for _ in rows]
-    for row, own, sends in zip(rows, beside, sends_of_ranks, strict=True):
-        first = [len(row) for row in rows]
+    for length, own, sends in zip(lengths, beside, sends_of_ranks, strict=True):
+        first = lengths.copy()
         for sent in reversed(sends):
-            there = stage_ranks[sent.link[2]]
-            first[there] = min(first[there], sent.taker)
-            if first[there] < len(rows[there]):
-                starts, ends = beside[there].coming.setdefault(sent.link, ([], []))
-                starts.append(max(first[there] - RECEIVED_AHEAD, 0))
-                ends.append(sent.taker)
+            channel, taker = sent.channel, sent.taker
+            there = channel.to
+            if taker < first[there]:
+                first[there] = taker
+            begin = first[there]
+            if begin < lengths[there]:
+                starts, ends = channel.coming
+                starts.append(begin - RECEIVED_AHEAD if begin > RECEIVED_AHEAD else 0)
+                ends.append(taker)
+                if len(ends) == 1:
+                    beside[there].coming[channel.link] = channel.coming
         for sent in sends:
-            if sent.link[0]:
-                starts, ends = own.sent.setdefault(sent.link, ([], []))
+            channel = sent.channel
+            if channel.link[0]:
+                starts, ends = own.sent.setdefault(channel.link, ([], []))
                 starts.append(sent.place + 1)
-                ends.append(len(row) if sent.last is None else sent.last + 1)
+                ends.append(length if sent.last is None else sent.last + 1)
     return beside
 
 
@@ -118,14 +125,14 @@ class _Sent:
 
     Attributes:
         place: of the pass in its row.
-        link: along which it goes; of a value the memory is its stage's anyway.
+        channel: along which it goes; of a value the memory is its stage's anyway.
         taker: the place of the pass that takes it.
         is_answered: whether its rank hears that it was taken.
         last: the last pass beside which it is held; None: it is held to the end.
     """
 
     place: int
-    link: Link
+    channel: _Channel
     taker: int
     is_answered: bool = False
     last: int | None = None
@@ -141,6 +148,7 @@ class _Channel:
         taken_at: likewise of the pass that takes it.
         news: by microbatch, of what is under way, what its sender knew.
         waiting: by microbatch, the rank that waits for it.
+        coming: as in `RankMessages`.
     """
 
     link: Link
@@ -149,6 +157,7 @@ class _Channel:
     taken_at: dict[int, int]
     news: dict[int, list[int]] = field(default_factory=dict)
     waiting: dict[int, int] = field(default_factory=dict)
+    coming: Spans = field(default_factory=lambda: ([], []))
 
 
 class _Clocks:
@@ -204,48 +213,60 @@ class _Clocks:
                     missing.waiting[microbatch] = rank
                     at[rank] = place
                     break
-                if channels:
-                    self._take(rank, microbatch, channels)
-                # 2. Others wait for what it sends.
+                # 2. What comes in says how far others are, and so what was answered. Messages under way have
+                # the list as it was.
+                seen = _latest(seen, microbatch, channels) if channels else seen.copy()
                 seen[rank] = place + 1
+                if channels:
+                    self._answer(rank, seen)
+                # 3. Others wait for what it sends.
                 channels = self._out_of[kind != 0][stage]
                 if channels:
-                    self._send(rank, place, microbatch, channels)
+                    self._send(rank, place, microbatch, channels, seen)
                     for channel in channels:
                         if microbatch in channel.waiting:
                             runnable.append(channel.waiting.pop(microbatch))
+            self._seen[rank] = seen
         for sends in self._sends:
             _end_unanswered(sends)
         return self._sends
 
-    def _take(self, rank: int, microbatch: int, channels: Sequence[_Channel]) -> None:
-        """What comes in says how far others are, and so what was answered."""
-        seen = self._seen[rank]
-        for channel in channels:
-            news = channel.news.pop(microbatch, None)
-            if news is not None:  # max() would take twice as long
-                seen[:] = [own if own > other else other for own, other in zip(seen, news, strict=True)]
+    def _answer(self, rank: int, seen: Sequence[int]) -> None:
         for to, unanswered in self._open[rank].items():
             while unanswered and unanswered[0][0] < seen[to]:
                 sent = heappop(unanswered)[-1]
                 sent.is_answered = True
                 self._answered[rank].append(sent)
 
-    def _send(self, rank: int, place: int, microbatch: int, channels: Sequence[_Channel]) -> None:
+    def _send(
+        self, rank: int, place: int, microbatch: int, channels: Sequence[_Channel], seen: list[int]
+    ) -> None:
         # 1. What was answered is let go of when the next message is sent.
-        for sent in self._answered[rank]:
-            sent.last = place
-        self._answered[rank].clear()
+        answered = self._answered[rank]
+        if answered:
+            for sent in answered:
+                sent.last = place
+            answered.clear()
         # 2. Each message takes along what this rank knows.
-        sends, seen = self._sends[rank], self._seen[rank].copy()
+        sends, still_open = self._sends[rank], self._open[rank]
         for channel in channels:
             taker = channel.taken_at.get(microbatch)
             if taker is None:
                 taker = len(self._rows[channel.to])
-            sent = _Sent(place, channel.link, taker)
-            heappush(self._open[rank][channel.to], (taker, len(sends), sent))
+            sent = _Sent(place, channel, taker)
+            heappush(still_open[channel.to], (taker, len(sends), sent))
             sends.append(sent)
             channel.news[microbatch] = seen
+
+
+def _latest(seen: list[int], microbatch: int, channels: Sequence[_Channel]) -> list[int]:
+    """What a rank knows of the others with the news of what it takes: a list of its own."""
+    latest = seen
+    for channel in channels:
+        news = channel.news.pop(microbatch, None)
+        if news is not None:  # max() would take twice as long
+            latest = [own if own > other else other for own, other in zip(latest, news, strict=True)]
+    return seen.copy() if latest is seen else latest
 
 
 def _end_unanswered(sends: Sequence[_Sent]) -> None:
