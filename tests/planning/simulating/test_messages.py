@@ -18,6 +18,7 @@ from partita.planning.simulating.messages import (
     PlacedPass,
     RankMessages,
     Spans,
+    _Lanes,
     links_of_neighbours,
     messages_beside,
 )
@@ -146,3 +147,15 @@ def test_messages_of_the_other_stages_of_a_rank_count() -> None:
     after = simulate(schedule, [cost, cost, cost, large]).peak_bytes
     assert after[0] == before[0]
     assert before[1] + 100 <= after[1] <= before[1] + 200
+
+
+def test_what_ranks_know_of_each_other_is_compared_rank_by_rank() -> None:
+    """Numbers that fill their lanes, and 0 beside them, borrow nothing from the next rank's."""
+    lanes, most, random = _Lanes(7, 3), 7, Random(0)
+    pairs = [([most, 0, most], [0, most, 0]), ([0, 0, 0], [most] * 3)]
+    pairs += [tuple([random.randint(0, most) for _ in range(3)] for _ in range(2)) for _ in range(50)]
+    for pair in pairs:
+        one, other = (sum(number << rank * lanes.width for rank, number in enumerate(it)) for it in pair)
+        latest = lanes.latest(one, other)
+        assert [lanes.of(latest, rank) for rank in range(3)] == list(map(max, *pair))
+        assert latest >> 3 * lanes.width == 0

@@ -146,7 +146,7 @@ class _Channel:
         to: the rank that takes it.
         sent_at: by microbatch, the place of the pass that sends it.
         taken_at: likewise of the pass that takes it.
-        news: by microbatch, of what is under way, what its sender knew.
+        news: by microbatch, of what is under way, what its sender knew (`_Lanes`).
         waiting: by microbatch, the rank that waits for it.
         coming: as in `RankMessages`.
     """
@@ -155,9 +155,30 @@ class _Channel:
     to: int
     sent_at: dict[int, int]
     taken_at: dict[int, int]
-    news: dict[int, list[int]] = field(default_factory=dict)
+    news: dict[int, int] = field(default_factory=dict)
     waiting: dict[int, int] = field(default_factory=dict)
     coming: Spans = field(default_factory=lambda: ([], []))
+
+
+class _Lanes:
+    """For each rank a number of passes, all in one integer, so that those of two are compared at once.
+
+    A lane has one bit more than its number takes, which is 0. With it set on the one side, the difference of
+    two lanes borrows nothing from the next one, and leaves it set where the other side is not larger.
+    """
+
+    def __init__(self, most: int, ranks: int) -> None:
+        self.width = most.bit_length() + 1
+        self._tops = sum(1 << (rank + 1) * self.width - 1 for rank in range(ranks))
+
+    def latest(self, one: int, other: int) -> int:
+        """The larger number of each rank."""
+        ahead = ((one | self._tops) - other) & self._tops
+        return other ^ ((one ^ other) & (ahead - (ahead >> self.width - 1)))
+
+    def of(self, numbers: int, rank: int) -> int:
+        """The number of one rank."""
+        return (numbers >> rank * self.width) & ((1 << self.width) - 1)
 
 
 class _Clocks:
@@ -171,7 +192,8 @@ class _Clocks:
     ) -> None:
         self._rows = rows
         self._sends: list[list[_Sent]] = [[] for _ in rows]
-        self._seen = [[0] * len(rows) for _ in rows]
+        self._lanes = _Lanes(max(map(len, rows), default=0), len(rows))
+        self._seen = [0] * len(rows)
         self._open: list[dict[int, list[tuple[int, int, _Sent]]]] = [defaultdict(list) for _ in rows]
         self._answered: list[list[_Sent]] = [[] for _ in rows]
         # For the passes of each stage, forward and back: their places, and what they take and send.
@@ -194,7 +216,7 @@ class _Clocks:
         """Run all rows as far as they go, each pass once all that it takes has been sent; returns what each
         rank sends, in order.
         """
-        at = [0] * len(self._rows)
+        at, lanes = [0] * len(self._rows), self._lanes
         runnable = deque(range(len(self._rows)))
         while runnable:
             rank = runnable.popleft()
@@ -213,10 +235,10 @@ class _Clocks:
                     missing.waiting[microbatch] = rank
                     at[rank] = place
                     break
-                # 2. What comes in says how far others are, and so what was answered. Messages under way have
-                # the list as it was.
-                seen = _latest(seen, microbatch, channels) if channels else seen.copy()
-                seen[rank] = place + 1
+                # 2. What comes in says how far others are, and so what was answered.
+                for channel in channels:
+                    seen = lanes.latest(seen, channel.news.pop(microbatch, 0))
+                seen = lanes.latest(seen, (place + 1) << rank * lanes.width)
                 if channels:
                     self._answer(rank, seen)
                 # 3. Others wait for what it sends.
@@ -231,16 +253,15 @@ class _Clocks:
             _end_unanswered(sends)
         return self._sends
 
-    def _answer(self, rank: int, seen: Sequence[int]) -> None:
+    def _answer(self, rank: int, seen: int) -> None:
         for to, unanswered in self._open[rank].items():
-            while unanswered and unanswered[0][0] < seen[to]:
+            reached = self._lanes.of(seen, to) if unanswered else 0
+            while unanswered and unanswered[0][0] < reached:
                 sent = heappop(unanswered)[-1]
                 sent.is_answered = True
                 self._answered[rank].append(sent)
 
-    def _send(
-        self, rank: int, place: int, microbatch: int, channels: Sequence[_Channel], seen: list[int]
-    ) -> None:
+    def _send(self, rank: int, place: int, microbatch: int, channels: Sequence[_Channel], seen: int) -> None:
         # 1. What was answered is let go of when the next message is sent.
         answered = self._answered[rank]
         if answered:
@@ -257,16 +278,6 @@ class _Clocks:
             heappush(still_open[channel.to], (taker, len(sends), sent))
             sends.append(sent)
             channel.news[microbatch] = seen
-
-
-def _latest(seen: list[int], microbatch: int, channels: Sequence[_Channel]) -> list[int]:
-    """What a rank knows of the others with the news of what it takes: a list of its own."""
-    latest = seen
-    for channel in channels:
-        news = channel.news.pop(microbatch, None)
-        if news is not None:  # max() would take twice as long
-            latest = [own if own > other else other for own, other in zip(latest, news, strict=True)]
-    return seen.copy() if latest is seen else latest
 
 
 def _end_unanswered(sends: Sequence[_Sent]) -> None:
