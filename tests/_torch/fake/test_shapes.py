@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 
 import pytest
 import torch
@@ -122,3 +123,28 @@ def test_a_loop_whose_length_depends_on_data_has_the_shapes_of_what_it_carries()
     values = fake_values(capture(Loops(), (x,)).module, [x])
     assert values["add"].shape == (2, 3)
     assert all(type(size) is int for size in values["add"].shape)
+
+
+class Squeezing(nn.Module):
+    """A library's, which loses the batch where it has one sample: cat then refuses what is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.cat([self.first(x).squeeze(), x]))
+
+
+def test_torch_logs_nothing_of_sizes_that_are_tried_and_fail() -> None:
+    seen: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: seen.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    log.addHandler(handler)
+    try:
+        module = capture(Squeezing(), (torch.randn(3, 2),)).module
+    finally:
+        log.removeHandler(handler)
+    assert not seen
+    assert module(torch.ones(4, 2)).shape == (8, 2)

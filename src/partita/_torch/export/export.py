@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +27,7 @@ from partita._torch.export.conversions import conversions_apart, drop_aliases
 from partita._torch.export.data_attribute import OTHER_DATA, data_is_detached
 from partita._torch.export.eager_answers import eager_answers
 from partita._torch.export.ended_calls import ended_calls_forgotten
+from partita._torch.export.failure_logs import failure_logs_off
 from partita._torch.export.function_call import call_functions_directly, functions_kept
 from partita._torch.export.mapped_indexing import mapped_indexing_is_an_operator
 from partita._torch.export.nested_regions import nested_regions_are_called
@@ -76,7 +76,6 @@ _HOOKS = tuple(
     f"_forward{when}_hooks{kind}" for when in ("", "_pre") for kind in ("", "_with_kwargs", "_always_called")
 )
 _CATCHING = inspect.Parameter.VAR_KEYWORD
-_LOGS_OF_FAILURES = "torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes"
 
 
 def export_module(
@@ -270,19 +269,13 @@ def _quiet() -> Iterator[None]:
     warnings are errors, a trace would fail). Of what can't be traced it logs stacks, and prints the graph so
     far, which may have thousands of lines, though another way of tracing may succeed.
     """
-    logs = [logging.getLogger(name) for name in _LOGS_OF_FAILURES]
-    levels = [log.level for log in logs]
-    with warnings.catch_warnings():
+    with (
+        warnings.catch_warnings(),
+        failure_logs_off(),
+        replaced(_trace, "print", lambda *_values, **_options: None),
+    ):
         warnings.filterwarnings("ignore", module=r"(torch|contextlib)(\.|$)")
-        for log in logs:
-            if not log.isEnabledFor(logging.DEBUG):  # unless somebody looks for it
-                log.setLevel(logging.CRITICAL)
-        try:
-            with replaced(_trace, "print", lambda *_values, **_options: None):
-                yield
-        finally:
-            for log, level in zip(logs, levels, strict=True):
-                log.setLevel(level)
+        yield
 
 
 @contextmanager

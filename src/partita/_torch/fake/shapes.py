@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from partita._torch.export.failure_logs import failure_logs_off
 from partita._torch.export.open_sizes import only_checked
 from partita._torch.export.users_code import is_users
 from partita.errors import CaptureError
@@ -61,7 +62,7 @@ def fake_values(
     # refused as without one.
     sizes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     tracing = FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes, static_shapes=True)
-    with tracing as mode, torch.set_grad_enabled(grad):
+    with failure_logs_off(), tracing as mode, torch.set_grad_enabled(grad):
         fakes = [mode.from_tensor(value) if isinstance(value, torch.Tensor) else value for value in args]
         run = _Recorder(gm, mode, taken_after)
         run.run(*fakes, enable_io_processing=False)
