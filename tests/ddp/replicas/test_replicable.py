@@ -79,3 +79,24 @@ def test_a_module_is_replicated_once() -> None:
             replicate(nn.Sequential(inner), comm)
 
     alone(body)
+
+
+def test_modules_that_share_a_parameter_are_replicated_together() -> None:
+    """It was said to replicate the outer one; neither is, of two stages on one rank."""
+
+    first, last = nn.Embedding(4, 2), nn.Linear(2, 4, bias=False)
+    last.weight = first.weight
+
+    def each(comm: Any) -> None:
+        module = replicate(first, comm)
+        with pytest.raises(ArgumentError, match=r"'weight' belongs to another module too.*ModuleList of"):
+            replicate(last, comm)
+        module.replication.close()
+
+    def together(comm: Any) -> None:
+        both = replicate(nn.ModuleList([first, last]), comm)
+        last(first(torch.tensor([1, 2]))).sum().backward()
+        assert both.replication.last_pass is not None
+
+    alone(each)
+    alone(together)

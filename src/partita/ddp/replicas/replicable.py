@@ -19,7 +19,7 @@ def check_replicable(
     named: dict[str, nn.Parameter],
     trained: dict[str, nn.Parameter],
     ignored: Collection[str],
-    taken: Collection[str],
+    taken: Mapping[str, nn.Module | None],
     sparse: Collection[str],
 ) -> None:
     """Refuse what the buckets can't serve.
@@ -28,7 +28,7 @@ def check_replicable(
         named: all parameters.
         trained: those that require a gradient and are not ignored.
         ignored: names of parameters and buffers.
-        taken: names of parameters that belong to a replicated module already.
+        taken: parameters that belong to a replicated module already, and that module.
         sparse: names of those that get sparse gradients, see `sparse_weights`.
 
     Raises:
@@ -44,9 +44,7 @@ def check_replicable(
         )
     for name, parameter in trained.items():
         if name in taken:
-            raise ArgumentError(
-                f"parameter {name!r} belongs to a replicated module already: replicate the outer one only"
-            )
+            raise _taken(name, module, taken[name])
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise ArgumentError(
                 f"parameter {name!r} has no shape yet: run the module once before replicate()"
@@ -72,6 +70,18 @@ def check_replicable(
                     f"{name!r} ({type(child).__name__}) too, whose gradients are dense: build the embedding "
                     "with sparse=False"
                 )
+
+
+def _taken(name: str, module: nn.Module, other: nn.Module | None) -> ArgumentError:
+    """The error for a parameter that belongs to another replicated module already."""
+    if other is None or module in other.modules() or other in module.modules():
+        return ArgumentError(
+            f"parameter {name!r} belongs to a replicated module already: replicate the outer one only"
+        )
+    return ArgumentError(
+        f"parameter {name!r} belongs to another module too, which is replicated already: replicate one that "
+        "has both, such as a torch.nn.ModuleList of them, and keep it"
+    )
 
 
 def sparse_weights(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> frozenset[str]:

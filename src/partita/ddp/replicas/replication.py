@@ -70,7 +70,8 @@ class Replication:
         trained = {
             name: value for name, value in named.items() if value.requires_grad and name not in ignored
         }
-        taken = {name for name, value in trained.items() if REPLICATIONS.owner_of(value) is not None}
+        owners = {name: REPLICATIONS.owner_of(value) for name, value in trained.items()}
+        taken = {name: owner[0].module for name, owner in owners.items() if owner is not None}
         sparse = sparse_weights(module, trained)
         check_replicable(module, named, trained, ignored, taken, sparse)
         state = {
@@ -199,7 +200,7 @@ class Replication:
         """At the end of a synchronised backward pass, start to send the buffers of rank 0 beside the
         gradients, for an evaluation that may follow. What is returned waits for them.
         """
-        module = self._module()
+        module = self.module
         fault = None if module is None else self._refresh(module)
         if fault is not None:
             raise failed_everywhere(self.comm, fault, "backward")
@@ -251,6 +252,11 @@ class Replication:
         self.reducer.pass_ended = None
         self.reducer.use_plan(plan)
         _LOG.info("planned buckets:\n%s", self)
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The replicated module; None where nobody has it any more."""
+        return self._module()
 
     @property
     def last_pass(self) -> PassTimes | None:
