@@ -223,9 +223,8 @@ class _Checkpoints(_Two):
 def test_of_what_no_trace_takes_the_cause_is_said_and_not_torchs_text() -> None:
     """Both ended in pages of torch's text, which named neither the cause nor what to do."""
     x = X.clone()
-    with pytest.raises(
-        CaptureError, match=r"forward takes gradients itself \(torch.autograd.grad\)"
-    ) as caught:
+    causes = r"forward (takes gradients itself \(torch.autograd.grad\)|lets a tensor require gradients)"
+    with pytest.raises(CaptureError, match=causes) as caught:  # the latter by torch 2.11
         capture(_TakesGradients(), (x,))
     assert len(str(caught.value)) < 400
     with pytest.raises(CaptureError, match="Write use_reentrant=False: it computes the same") as caught:

@@ -145,6 +145,7 @@ def _four_of(layer: type[nn.Module]) -> nn.Module:
 
 def test_what_is_recomputed_has_autocast_blocks_of_its_own() -> None:
     """Its stage ran uncompiled: Dynamo's nodes of such a block had no keywords in the graph of a region."""
+    need_traced_regions()
     case = Case("bfloat16", partial(_four_of, InBfloat16))
     _assert_compiled_equals_eager(case, "1F1B", range(4), recompute=tuple("abcd"))
 

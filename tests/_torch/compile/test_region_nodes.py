@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from tests.traced_regions import need_traced_regions
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -25,6 +26,7 @@ def _checkpointed(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def test_a_region_with_autocast_of_its_own_is_compiled() -> None:
+    need_traced_regions()
     trace_autocast_in_regions()
     x, weight = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
     compiled = torch.compile(_checkpointed, backend="aot_eager", fullgraph=True)(x, weight)
