@@ -174,6 +174,12 @@ def test_zero_bubble_under_ddp_does_not_reduce_the_gradients() -> None:
         for part, target in zip(*(value.split(2) for value in _batch(replica)), strict=True):
             (functional.mse_loss(model(part), target) / 4).backward()
     means = [(one.weight.grad + other.weight.grad) / 2 for one, other in zip(*models, strict=True)]
+    for ending in endings(2, _replicated, "ours"):
+        assert ending.error is None, ending.text
+        for gradient, mean in zip(ending.result, means, strict=True):
+            assert torch.equal(torch.tensor(gradient), mean)
+    if torch.__version__.startswith("2.11."):
+        pytest.skip("stages on one rank send shapes to it over gloo there, which has no connection to itself")
     for ending in endings(2, _replicated, "theirs"):
         assert ending.error is None, ending.text
         reduced = [
@@ -181,7 +187,3 @@ def test_zero_bubble_under_ddp_does_not_reduce_the_gradients() -> None:
             for gradient, mean in zip(ending.result, means, strict=True)
         ]
         assert reduced == [True, False, False]  # the first stage goes back whole
-    for ending in endings(2, _replicated, "ours"):
-        assert ending.error is None, ending.text
-        for gradient, mean in zip(ending.result, means, strict=True):
-            assert torch.equal(torch.tensor(gradient), mean)

@@ -1,4 +1,4 @@
-"""Where torch's schedules are wrong: each test shows that they (still) are, then that ours are right."""
+"""Where torch's schedules are wrong: each test shows that they (still) are, and that ours are right."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ def _data() -> tuple[Tensor, Tensor]:
 
 
 def _theirs(modules: list[nn.Module]) -> None:
+    if torch.__version__.startswith("2.11."):
+        pytest.skip("stages on one rank send shapes to it over gloo there, which has no connection to itself")
     x, target = _data()
     stages = [
         theirs.PipelineStage(module, number, len(modules), CPU) for number, module in enumerate(modules)
@@ -91,10 +93,10 @@ def test_zero_bubble_behind_frozen_stages_loses_the_gradients() -> None:
         first, second, last = _linears()
         return [first.requires_grad_(False), second.requires_grad_(False), last]
 
+    _assert_ours_right(frozen())
     modules = frozen()
     _theirs(modules)
     assert _gradients(modules) == [None] * 6  # the last two should have one
-    _assert_ours_right(frozen())
 
 
 def test_zero_bubble_does_not_run_the_hooks_of_gradients() -> None:
@@ -105,13 +107,13 @@ def test_zero_bubble_does_not_run_the_hooks_of_gradients() -> None:
         return modules
 
     seen: list[str] = []
-    _theirs(hooked(seen))
-    assert {name[0] for name in seen} == {"0"}  # the first stage goes back whole
-    seen = []
     _ours(hooked(seen))
     assert sorted(seen) == sorted(
         f"{number}.{name}" for number in range(3) for name in ("weight", "bias") for _ in range(MICROBATCHES)
     )
+    seen = []
+    _theirs(hooked(seen))
+    assert {name[0] for name in seen} == {"0"}  # the first stage goes back whole
 
 
 class Shared(nn.Module):
@@ -130,9 +132,9 @@ def test_zero_bubble_with_a_parameter_in_two_places_crashes() -> None:
         torch.manual_seed(0)
         return [nn.Linear(WIDTH, WIDTH), Shared()]
 
+    _assert_ours_right(modules())
     with pytest.raises(RuntimeError, match="already been freed"):
         _theirs(modules())
-    _assert_ours_right(modules())
 
 
 class Reuses(nn.Module):
