@@ -64,7 +64,7 @@ class OwnRun:
             mode = "training" if training else "evaluation"
             raise CaptureError(
                 f"{type(self.model).__name__} itself raises {type(raised).__name__} with its example in "
-                f"{mode}: {summary(raised)}. Give it example arguments that it runs with"
+                f"{mode}: {summary(raised).rstrip('.')}. Give it example arguments that it runs with"
             ) from raised
 
     def _raised(self, training: bool, *, parameters: bool = False) -> Exception | None:
