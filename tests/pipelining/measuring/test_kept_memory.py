@@ -106,7 +106,7 @@ def memory(
     left: int = 0,
     leaves: tuple[bool, ...] | None = None,
 ) -> PassMemory:
-    return PassMemory(own, keeps, outputs, left, 0, keeps if leaves is None else leaves, 0, 0, 0, 0)
+    return PassMemory(own, keeps, outputs, left, 0, keeps if leaves is None else leaves, 0, 0, 0, 0, 0)
 
 
 def test_a_value_counts_once_with_the_first_unit_that_keeps_it() -> None:

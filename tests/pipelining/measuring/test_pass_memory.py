@@ -113,6 +113,17 @@ def test_a_workspace_is_what_is_there_only_while_a_pass_runs(device: str) -> Non
 
 
 @DEVICES
+def test_gradients_that_are_shared_are_copied_in_the_first_unit_of_a_stage_only(device: str) -> None:
+    """Residual sums, run alone, copied theirs, and were planned three times what they need within a stage."""
+    one, other = x(device, 8), x(device, 8)
+    memory = pass_memory(unit(lambda one, other: one + other, one, other))
+    assert memory.backward_workspace_bytes == memory.input_workspace_bytes == one.nbytes
+    assert memory.copied_gradient_bytes == 2 * one.nbytes
+    memory = pass_memory(unit(lambda one, other: one * other, one, other))
+    assert (memory.backward_workspace_bytes, memory.copied_gradient_bytes) == (3 * one.nbytes, 0)
+
+
+@DEVICES
 def test_gradients_of_what_is_joined_lie_in_one_memory(device: str) -> None:
     def joined(one: Tensor, other: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         return torch.cat((one, other), -1), other * scale

@@ -22,6 +22,7 @@ from torch import Tensor
 from partita._torch.tensors.storage import storage_of
 from partita.graph.liveness import tensor_bytes
 from partita.pipelining.measuring.pass_memory import PassMemory
+from partita.planning.costs.gradient_memory import CrossingGradient, SharedGradient
 from partita.planning.costs.spanning import SpanningValue, SpanningView
 
 __all__ = ["KeptMemory", "UnitValues", "kept_memory"]
@@ -55,6 +56,7 @@ class KeptMemory:
         returned: one number a unit: of what a stage that ends with it returns, what units in front keep.
         spanning: the values that go past units.
         gradients: one number a border: of the gradients that cross it, in the backward pass.
+        shared_gradients: those that lie in one memory, or in a larger one.
     """
 
     activations: tuple[int, ...]
@@ -66,6 +68,7 @@ class KeptMemory:
     returned: tuple[int, ...] = ()
     spanning: tuple[SpanningValue, ...] = ()
     gradients: tuple[int, ...] = ()
+    shared_gradients: tuple[SharedGradient, ...] = ()
 
 
 @dataclass
@@ -232,7 +235,50 @@ def kept_memory(
             )
             for border in borders
         ),
+        _shared_gradients(units, memories, sliced, _crossing_gradients(storages, crossing)),
     )
+
+
+def _crossing_gradients(
+    storages: Mapping[str, _Memory], crossing: Sequence[_Memory]
+) -> dict[str, CrossingGradient]:
+    """By name, the gradients of what crosses borders, of values that are the whole of their memory."""
+    gradients: dict[int, CrossingGradient] = {}
+    direct: dict[int, int] = {}
+    spanning = 0
+    for storage in crossing:
+        is_spanning, is_direct = storage.last - storage.maker > 1, storage.last - storage.maker == 1
+        if storage.has_gradient and len(storage.views) == 1:
+            if is_spanning:
+                gradients[id(storage)] = CrossingGradient(storage.size, spanning)
+            elif is_direct:
+                number = direct.get(storage.maker, 0)
+                direct[storage.maker] = number + 1
+                gradients[id(storage)] = CrossingGradient(storage.size, None, number)
+        spanning += is_spanning
+    return {name: gradients[id(storage)] for name, storage in storages.items() if id(storage) in gradients}
+
+
+def _shared_gradients(
+    units: Sequence[UnitValues],
+    memories: Sequence[PassMemory | None],
+    sliced: Mapping[tuple[int, int], tuple[int, list[str]]],
+    gradients: Mapping[str, CrossingGradient],
+) -> tuple[SharedGradient, ...]:
+    """Those of inputs of a unit that share a memory, or have that of the gradient of an output."""
+    shared = []
+    for (number, _), (size, names) in sliced.items():
+        inputs = tuple(gradients[name] for name in names if name in gradients)
+        memory, unit = memories[number], units[number]
+        if not inputs or memory is None:
+            continue
+        passed = memory.passed_on[unit.inputs.index(names[0])]
+        output = None if passed is None else gradients.get(unit.outputs[passed])
+        if passed is not None and output is None:
+            continue  # of the model's result: made in the unit, with the loss
+        if output is not None or len(inputs) > 1 or size > inputs[0].bytes:
+            shared.append(SharedGradient(number, size, inputs, output))
+    return tuple(shared)
 
 
 def _spanning(storage: _Memory) -> SpanningValue:

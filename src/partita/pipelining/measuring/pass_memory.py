@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.autograd import Function
 from torch.autograd.graph import get_gradient_edge
 
 from partita._torch.autograd.engine import run_backward
@@ -71,11 +72,15 @@ class PassMemory:
         leaves_input: for each input whether it is left.
         forward_workspace_bytes: alive at most in F, beyond what is there when it ends.
         backward_workspace_bytes: alive at most in B, beyond what is kept.
+        copied_gradient_bytes: alive at most in B beyond that where the inputs are a stage's: autograd gives
+            each leaf a gradient of its own, as it does for parameters.
         input_workspace_bytes: alive at most in I, beyond what is kept; what I catches for W counts.
         weight_workspace_bytes: alive at most in W, beyond what is left to it.
         gradients: for each input the memory that its gradient lies in, as I returns it, None where it has
             none: a number that is equal for inputs whose gradients share it, as slices of what a
             concatenation is sent do; and its bytes.
+        passed_on: for each input the output whose gradient it gets, as it was sent; None where it is another.
+        has_weights: whether W computes anything.
     """
 
     own_bytes: int
@@ -86,18 +91,22 @@ class PassMemory:
     leaves_input: tuple[bool, ...]
     forward_workspace_bytes: int
     backward_workspace_bytes: int
+    copied_gradient_bytes: int
     input_workspace_bytes: int
     weight_workspace_bytes: int
     gradients: tuple[tuple[int, int] | None, ...] = ()
+    passed_on: tuple[int | None, ...] = ()
+    has_weights: bool = True
 
 
 def pass_memory(unit: UnitRun) -> PassMemory:
-    """Run a unit three times and watch its memory."""
+    """Run a unit a few times and watch its memory."""
     unit.prepare_gradients()
     try:
         with FusedAttention():
             own_bytes, keeps_input, outputs, forward_workspace = _kept(unit)
-            whole_workspace = _whole_workspace(unit)
+            whole_workspace = _whole_workspace(unit, is_first=False)
+            as_first = _whole_workspace(unit, is_first=True)
             halves = _halves(unit)
     finally:
         unit.drop_gradients()
@@ -113,9 +122,12 @@ def pass_memory(unit: UnitRun) -> PassMemory:
         halves.leaves_input,
         forward_workspace,
         whole_workspace,
+        max(as_first - whole_workspace, 0),
         halves.input_workspace_bytes,
         halves.weight_workspace_bytes,
         halves.gradients,
+        halves.passed_on,
+        halves.has_weights,
     )
 
 
@@ -158,9 +170,31 @@ def _kept(unit: UnitRun) -> tuple[int, tuple[bool, ...], tuple[OutputMemory | No
     return own, keeps_input, of_outputs, workspace
 
 
-def _whole_workspace(unit: UnitRun) -> int:
-    """What B needs beyond what is kept."""
+class _FromTheUnitInFront(Function):
+    """A copy of a value, with a history that takes the gradient as it comes."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradients: list[Tensor]) -> Tensor:
+        ctx.gradients = gradients
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+        ctx.gradients.append(gradient)
+        return None, None
+
+
+def _whole_workspace(unit: UnitRun, *, is_first: bool) -> int:
+    """What B needs beyond what is kept, of the first unit of a stage or of one within it."""
     leaves, arguments = unit.leaves()
+    gradients: list[Tensor] = []
+    if not is_first:
+
+        def within_stage(value: Any) -> Any:
+            is_leaf = isinstance(value, Tensor) and value.requires_grad and value.is_leaf
+            return _FromTheUnitInFront.apply(value, gradients) if is_leaf else value
+
+        arguments = [tree_map(within_stage, argument) for argument in arguments]
     with LiveBytes() as live:
         outputs = unit.call(*arguments)
         before = live.start_anew()
@@ -183,6 +217,8 @@ class _Halves(NamedTuple):
     input_workspace_bytes: int
     weight_workspace_bytes: int
     gradients: tuple[tuple[int, int] | None, ...]
+    passed_on: tuple[int | None, ...]
+    has_weights: bool
 
 
 def _halves(unit: UnitRun) -> _Halves:
@@ -196,15 +232,18 @@ def _halves(unit: UnitRun) -> _Halves:
         before = live.start_anew()
         roots, seeds = unit.roots(outputs)
         if not roots:
-            return _Halves(0, 0, (False,) * len(watched), (False,) * len(keys), 0, 0, ())
+            return _Halves(
+                0, 0, (False,) * len(watched), (False,) * len(keys), 0, 0, (), (), has_weights=False
+            )
         # In a stage W of the units behind this one holds on to the nodes that they start from, and through
         # these to all that is in front.
         behind = [] if unit.is_last else [get_gradient_edge(root) for root in roots]
         sent = [_memory_of(seed)[0] for seed in seeds]
         half = input_pass(roots, seeds, leaves)
         input_workspace = live.most - before
-        weights = half.weights
+        weights, has_weights = half.weights, not half.weights.is_empty
         gradients = _memory_of_gradients(unit.inputs, half.gradients)
+        passed_on = _passed_on(gradients, outputs, roots, sent)
         del outputs, arguments, roots, seeds, half, leaves
         alive = live.alive()
         leaves_input = tuple(any(storage.is_alive() for storage in storages) for storages in watched)
@@ -218,21 +257,42 @@ def _halves(unit: UnitRun) -> _Halves:
             tuple(key in alive for key in keys),
             input_workspace,
             live.most - before,
-            gradients,
+            _numbered(gradients),
+            passed_on,
+            has_weights,
         )
 
 
 def _memory_of_gradients(
     inputs: Sequence[Any], gradients: Sequence[Tensor | None]
-) -> tuple[tuple[int, int] | None, ...]:
-    """See `PassMemory.gradients`. Tensors that want one get it in order; containers are passed over."""
+) -> list[tuple[int | None, int]]:
+    """The storage of each gradient, and its bytes. Tensors that want one get it in order; containers are
+    passed over.
+    """
     ahead = iter(gradients)
     memories: list[tuple[int | None, int]] = []
     for value in inputs:
         own = [next(ahead, None) for it in flatten(value)[0] if isinstance(it, Tensor) and it.requires_grad]
         memories.append(_memory_of(own[0]) if isinstance(value, Tensor) and own else (None, 0))
-    keys = [key for key, _ in memories]
-    return tuple(None if key is None else (keys.index(key), size) for key, size in memories)
+    return memories
+
+
+def _numbered(gradients: Sequence[tuple[int | None, int]]) -> tuple[tuple[int, int] | None, ...]:
+    """See `PassMemory.gradients`."""
+    keys = [key for key, _ in gradients]
+    return tuple(None if key is None else (keys.index(key), size) for key, size in gradients)
+
+
+def _passed_on(
+    gradients: Sequence[tuple[int | None, int]],
+    outputs: Sequence[Any],
+    roots: Sequence[Tensor],
+    sent: Sequence[int | None],
+) -> tuple[int | None, ...]:
+    """See `PassMemory.passed_on`."""
+    numbers = {id(output): number for number, output in enumerate(outputs)}
+    of_output = {key: numbers[id(root)] for root, key in zip(roots, sent, strict=True) if key is not None}
+    return tuple(None if key is None else of_output.get(key) for key, _ in gradients)
 
 
 def _copied(value: Any) -> Any:

@@ -9,6 +9,7 @@ from partita.errors import PlanError
 from partita.planning import _json
 from partita.planning._check import require_amount, require_count
 from partita.planning.costs.costed_for import CostedFor
+from partita.planning.costs.gradient_memory import GradientMemory, SharedGradient
 from partita.planning.costs.spanning import NOTHING_SHARED, Messages, SharedOnRank, SpanningValue
 from partita.planning.costs.units import TiedUnits, Unit
 
@@ -38,6 +39,7 @@ class CostModel:
             is there until B or I is over. None where that is nothing.
         spanning: the values that go past units. Of what crosses a border, a stage is sent, keeps and sends
             on only what it makes or uses itself; the rest goes past it, from its maker to its users.
+        shared_gradients: those of what crosses borders that lie in one memory.
         tied: parameters that several units count as their own.
         costed_for: the device that seconds were worked out for; None where they were measured or made up.
 
@@ -62,6 +64,7 @@ class CostModel:
     spanning: tuple[SpanningValue, ...] = ()
     tied: tuple[TiedUnits, ...] = ()
     costed_for: CostedFor | None = None
+    shared_gradients: tuple[SharedGradient, ...] = ()
 
     def __post_init__(self) -> None:
         require_count(len(self.units), "the number of units")
@@ -206,16 +209,28 @@ class CostModel:
 
     def left_bytes(self, first: int, last: int) -> int:
         """What I of a stage of the units from `first` to `last` leaves to W, in bytes of one microbatch."""
-        units = range(first, last + 1)
-        late = self.only_in_w(first, last)
-        left = sum(
-            self.units[unit].activation_bytes if unit in late else self.units[unit].weight_bytes
-            for unit in units
-        )
-        left += sum(self.gradients_for_w(late, first, last))
+        units, late = range(first, last + 1), self.only_in_w(first, last)
+        left = sum(self.left_by_units(first, last)) + sum(self.gradients_for_w(late, first, last))
         if self.entry_left_bytes is not None:
             return left + self._entry_left(first, last)
         return left + self.kept_bytes(first, last) - sum(self.units[unit].activation_bytes for unit in units)
+
+    def left_by_units(self, first: int, last: int) -> list[int]:
+        """What I leaves to W of each unit of a stage, in bytes. Nothing of the last ones
+        that have no weights: no W behind them holds on to the graph that has it.
+
+        >>> units = [Unit(name, 1.0, 2.0, activation_bytes=4, has_weights=name == "a") for name in "ab"]
+        >>> CostModel(tuple(units), (4,)).left_by_units(0, 1)
+        [4, 0]
+        """
+        late = self.only_in_w(first, last)
+        left: list[int] = []
+        is_held = False
+        for number in range(last, first - 1, -1):
+            unit = self.units[number]
+            is_held |= unit.has_weights
+            left.append(unit.activation_bytes if number in late else unit.weight_bytes if is_held else 0)
+        return left[::-1]
 
     def _entry_left(self, first: int, last: int) -> int:
         """What of its entry a stage may leave to W: not of what goes past it."""
@@ -329,31 +344,12 @@ class CostModel:
             for border, (size, across) in enumerate(zip(self.gradient_bytes, self.across, strict=True))
         )
 
-    def gradients_past(self, unit: int, last: int) -> int:
-        """In B of a stage that ends with `last`, the gradients that are there beside those of `unit`: of what
-        goes past it, as far as units behind it have computed some; less those that it is the first to have.
-        """
-        gradients = self._gradients_past.get((unit, last))
-        if gradients is None:
-            gradients = self._gradients_past[unit, last] = self._computed_past(unit, last)
-        return gradients
-
     @cached_property
-    def _gradients_past(self) -> dict[tuple[int, int], int]:
-        """`gradients_past` of what was asked for: stages with one end differ in where they begin."""
-        return {}
-
-    def _computed_past(self, unit: int, last: int) -> int:
-        gradients = 0
-        for it in self.across[unit] if unit + 1 < len(self.units) else ():
-            is_added_up = it.is_used_in(unit + 1, last)
-            is_sum_begun = it.last > last and it.is_used_in(unit, unit)
-            if it.maker != unit and (is_added_up or is_sum_begun):
-                # to what was sent to the stage nothing is added in place
-                gradients += it.gradient_bytes
-            elif it.maker == unit and not is_added_up:  # the unit is said to need it
-                gradients -= it.gradient_bytes
-        return gradients
+    def gradient_memory(self) -> GradientMemory:
+        """What gradients are there beside those of a unit; remembered, as stages with one end differ in where
+        they begin.
+        """
+        return GradientMemory(self.across, self.spanning, self.shared_gradients)
 
     def gradients_for_w(self, late: frozenset[int], first: int, last: int) -> tuple[int, int]:
         """What I of a stage leaves to W for the units `late`: gradients of what they make, in bytes; those

@@ -113,9 +113,10 @@ def _cost_once(
     # Shares in gradients of tied parameters are computed in I; the gradient that is sent is there until W.
     tied, late = tied_gradients(costs, first, last), costs.only_in_w(first, last)
     left, early_s = costs.left_bytes(first, last) + tied.owned, 0.0
+    by_units = costs.left_by_units(first, last)
     for number, part in tied.early.items():
         unit = costs.units[number]
-        left -= int(part * (unit.activation_bytes if number in late else unit.weight_bytes))
+        left -= int(part * by_units[number - first])
         early_s += part * _weight_s(unit, number in late)
     return StageCost(
         forward_s=sum(unit.forward_s for unit in units),
@@ -171,10 +172,14 @@ def _parts(costs: CostModel, first_unit: int, last_unit: int, regions: Regions, 
     input_s = once.backward_s / 2 if once.backward_input_s is None else once.backward_input_s
     weight_s = once.backward_s / 2 if once.backward_weight_s is None else once.backward_weight_s
     early_s = min(sum(map(_weight_s, units, is_late)), weight_s)
+    by_units = costs.left_by_units(first_unit, last_unit)
     left = once.weight_bytes - entry
-    for unit, only_in_w in zip(units, is_late, strict=True):
-        left -= unit.activation_bytes if only_in_w else unit.weight_bytes
+    left -= sum(sum(by_units[first - first_unit : last - first_unit + 1]) for first, last in regions)
     regions_backward = max(unit.backward_workspace_bytes for unit in units)
+    starts = (region[0] for region in inside)
+    regions_backward = max(
+        regions_backward, *(unit.backward_workspace_bytes + unit.copied_gradient_bytes for unit in starts)
+    )
     inputs = once.input_workspace_bytes
     return replace(
         once,

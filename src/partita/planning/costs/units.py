@@ -32,6 +32,8 @@ class Unit:
             much as these where it is not given.
         forward_workspace_bytes: what the forward pass needs at most while it runs, beyond what it keeps.
         backward_workspace_bytes: what the backward pass needs at most while it runs, beyond what is kept.
+        copied_gradient_bytes: what the backward pass needs beyond that in the first unit of a stage, where
+            each input has a gradient of its own; within a stage inputs may share one (those of a sum do).
         input_workspace_bytes: what the gradient of the inputs alone needs at most, beyond what is kept; what
             it catches counts.
         weight_workspace_bytes: what the gradient of the weights alone needs at most, beyond what is left to
@@ -39,6 +41,8 @@ class Unit:
         spread: how far the repeats of a measurement lay apart: the longest less the shortest forward and
             backward pass, over the median; 0.0 where nothing was measured.
         caught_bytes: of what is left for the weights, the gradients that were sent for what the unit makes.
+        has_weights: whether its backward pass computes something in W. One that does not leaves memory to W
+            only where a unit behind it in its stage does, and so holds on to the graph in front of it.
         kind: the same number for units that are equal: the same operations, on tensors of the same shapes and
             dtypes. None: equal to no other.
 
@@ -63,6 +67,8 @@ class Unit:
     weight_workspace_bytes: int | None = None
     spread: float = 0.0
     caught_bytes: int = 0
+    copied_gradient_bytes: int = 0
+    has_weights: bool = True
     kind: int | None = None
 
     def __post_init__(self) -> None:
@@ -74,6 +80,7 @@ class Unit:
             "parameters",
             "activation_bytes",
             "caught_bytes",
+            "copied_gradient_bytes",
             "forward_workspace_bytes",
             "backward_workspace_bytes",
         ):

@@ -31,8 +31,10 @@ def workspaces(costs: CostModel, first: int, last: int) -> tuple[int, int]:
         to_come = behind + (stage.sent_behind(number) if number < last else 0)
         forward = max(forward, unit.forward_workspace_bytes + stage.values_beside(number) - to_come)
         freed = behind - (stage.returned_behind(number) if number < last else 0)
-        backward = max(backward, unit.backward_workspace_bytes + stage.gradients_beside(number) - freed)
+        needed = unit.backward_workspace_bytes + (unit.copied_gradient_bytes if number == first else 0)
+        backward = max(backward, needed + stage.gradients_beside(number) - freed)
         behind += unit.activation_bytes
+        backward = max(backward, stage.gradients_after(number) - freed - unit.activation_bytes)
     return forward, backward
 
 
@@ -49,7 +51,7 @@ def half_workspaces(costs: CostModel, first: int, last: int) -> tuple[int, int] 
     (6, 9)
     """
     stage = _Stage(costs, first, last)
-    late = costs.only_in_w(first, last)
+    late, left = costs.only_in_w(first, last), costs.left_by_units(first, last)
     caught = done = inputs = weights = 0
     together = _Together()
     for number in range(last, first - 1, -1):
@@ -58,20 +60,21 @@ def half_workspaces(costs: CostModel, first: int, last: int) -> tuple[int, int] 
             return None
         if number in late:
             continue
-        gradients = stage.gradients_beside(number)
-        if number < last:  # what the last unit has caught of what was sent to the stage
-            gradients = max(gradients - costs.units[last].caught_bytes, 0)
+        # What the last unit has caught of what was sent to the stage is there once.
+        twice = costs.units[last].caught_bytes if number < last else 0
+        gradients = max(stage.gradients_beside(number) - twice, 0)
         inputs = max(inputs, unit.input_workspace_bytes + caught + gradients)
         if unit.parameter_bytes > WEIGHTS_TOGETHER_BYTES:
             weights = max(weights, unit.weight_workspace_bytes - done)
-            done += unit.weight_bytes
+            done += left[number - first]
         else:
             if not together.has_room(unit):
                 done += together.left
                 together = _Together()
             weights = max(weights, together.gradients + unit.weight_workspace_bytes - done)
-            together.add(unit)
-        caught += unit.weight_bytes - unit.activation_bytes
+            together.add(unit, left[number - first])
+        caught += left[number - first] - unit.activation_bytes
+        inputs = max(inputs, stage.gradients_after(number) - twice + caught)
         if number == last == len(costs.units) - 1:
             caught += stage.returned
     done += together.left
@@ -81,6 +84,7 @@ def half_workspaces(costs: CostModel, first: int, last: int) -> tuple[int, int] 
         unit = costs.units[number]
         weights = max(weights, unit.backward_workspace_bytes + stage.gradients_beside(number) - done)
         done += unit.activation_bytes
+        weights = max(weights, stage.gradients_after(number) - done)
     return inputs, weights
 
 
@@ -100,9 +104,9 @@ class _Together:
     def has_room(self, unit: Unit) -> bool:
         return self.gradients + unit.parameter_bytes <= WEIGHTS_TOGETHER_BYTES
 
-    def add(self, unit: Unit) -> None:
+    def add(self, unit: Unit, left: int) -> None:
         self.gradients += min(unit.parameter_bytes, unit.weight_workspace_bytes or 0)
-        self.left += unit.weight_bytes
+        self.left += left
 
 
 class _Stage:
@@ -170,7 +174,7 @@ class _Stage:
         there until B is over.
         """
         gradients = self.received - (self._of_last if unit == self._last else 0)
-        gradients += self._costs.gradients_past(unit, self._last)
+        gradients += self._costs.gradient_memory.past(unit, self._last)
         # Of tied parameters: the share of a unit behind, which goes to an earlier stage when B is over; and
         # in a unit that has one, its sum with what was there.
         for tied, used in self._tied:
@@ -178,3 +182,11 @@ class _Stage:
             is_summed = unit in used and (used[-1] > unit or used[-1] < tied.units[-1])
             gradients += tied.gradient_bytes * (is_sent + is_summed)
         return max(gradients, 0)
+
+    def gradients_after(self, unit: int) -> int:
+        """In B: when the unit has run, and let go of what it kept, and sums are made of what it returns."""
+        added = self._costs.gradient_memory.added(unit, self._last)
+        if not added:
+            return 0  # no more than while it ran
+        direct = self._costs.direct_gradient_bytes[unit - 1]
+        return self.gradients_beside(unit) + direct + added

@@ -92,6 +92,8 @@ def block_costs(
                 weight_activation_bytes=measured.left_bytes,
                 forward_workspace_bytes=measured.forward_workspace_bytes,
                 backward_workspace_bytes=measured.backward_workspace_bytes,
+                has_weights=measured.has_weights or not costs.has_calls,
+                copied_gradient_bytes=max(measured.as_first_bytes - measured.backward_workspace_bytes, 0),
                 spread=measured.spread,
             )
         )
@@ -114,6 +116,9 @@ class _Measured:
     left_bytes: int = 0
     forward_workspace_bytes: int = 0
     backward_workspace_bytes: int = 0
+    has_weights: bool = False
+    as_first_bytes: int = 0
+    """What B of its first call needs where that is a stage's first."""
 
 
 @dataclass(frozen=True)
@@ -164,8 +169,11 @@ def _calls_costs(
         unit.spread = max(unit.spread, time.spread)
         unit.activation_bytes += kept.activations[number]
         unit.left_bytes += kept.left[number]
+        unit.has_weights |= memory.has_weights
         unit.forward_workspace_bytes = max(unit.forward_workspace_bytes, memory.forward_workspace_bytes)
         unit.backward_workspace_bytes = max(unit.backward_workspace_bytes, memory.backward_workspace_bytes)
+        if number == 0 or chosen[number - 1].unit != chosen[number].unit:
+            unit.as_first_bytes = memory.backward_workspace_bytes + memory.copied_gradient_bytes
     # The border between two units lies before the first call of the second.
     firsts = [
         next((number for number, call in enumerate(chosen) if call.unit > border), len(chosen))

@@ -154,6 +154,7 @@ def cost_model(
         passing_bytes=kept.passing,
         returned_bytes=kept.returned,
         spanning=kept.spanning,
+        shared_gradients=kept.shared_gradients,
         tied=_tied(parameters),
         costed_for=None if speeds is None else costed_for(gm.parameters(), speeds),
     )
@@ -339,6 +340,8 @@ def _unit(
         backward_weight_s=times.weight_s if times is not None else 0.0,
         weight_activation_bytes=kept[1],
         caught_bytes=memory.caught_bytes if memory is not None else 0,
+        copied_gradient_bytes=memory.copied_gradient_bytes if memory is not None else 0,
+        has_weights=memory is not None and memory.has_weights,
         forward_workspace_bytes=memory.forward_workspace_bytes if memory is not None else 0,
         backward_workspace_bytes=memory.backward_workspace_bytes if memory is not None else 0,
         input_workspace_bytes=memory.input_workspace_bytes if memory is not None else 0,
