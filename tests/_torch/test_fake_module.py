@@ -8,6 +8,7 @@ from typing import Never
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from partita._torch.fake_module import run_on_fakes
 from partita.errors import ExecutionError
@@ -53,6 +54,17 @@ def test_in_inference_mode_it_is_the_same() -> None:
         assert torch.is_inference_mode_enabled()
     assert output["out"].shape == (3, 4)
     assert written == [True, False]
+
+
+def test_a_mode_of_the_caller_does_not_see_it() -> None:
+    """FLOPs counted around the first step of plain stages were those of the step and of what finds shapes."""
+    module, x = nn.Linear(3, 3), torch.ones(2, 3)
+    with FlopCounterMode(display=False) as flops:
+        output, _ = run_on_fakes(module, (x,), {}, torch.device("cpu"))
+        assert output.shape == (2, 3)
+        assert flops.get_total_flops() == 0
+        module(x)
+    assert flops.get_total_flops() == 2 * 2 * 3 * 3
 
 
 def test_strides_autocast_and_frozen_parameters_count() -> None:

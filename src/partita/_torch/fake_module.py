@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from partita._torch.compile.eager_stance import nothing_compiled
 from partita._torch.containers.pytree import flatten, unflatten
@@ -23,7 +24,8 @@ def run_on_fakes(
     """Call a copy of ``module`` that shares nothing with it and whose tensors have no memory.
 
     Nothing is computed, and neither the module (its parameters, buffers, attributes of any kind) nor the
-    state of the random generators changes. Its hooks run. Gradients are on.
+    state of the random generators changes. Its hooks run. Gradients are on. Dispatch modes that the caller is
+    in, such as a ``FlopCounterMode``, see nothing of it.
 
     Args:
         args: tensors among them are read for shape, dtype and ``requires_grad`` only; they may be on the
@@ -40,9 +42,9 @@ def run_on_fakes(
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     ordinary = torch.inference_mode(False)  # whose tensors know how often they were written to
-    with ordinary, FakeCopyMode(mode):
+    with _disable_current_modes(), ordinary, FakeCopyMode(mode):
         twin = unsharded_copy(module, mode)
-    with ordinary, untouched(module), nothing_compiled(), mode, torch.enable_grad():
+    with _disable_current_modes(), ordinary, untouched(module), nothing_compiled(), mode, torch.enable_grad():
         leaves, spec = flatten((args, dict(kwargs)))
         inputs = [_like(leaf, device) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         versions = [_version(leaf) for leaf in inputs]
