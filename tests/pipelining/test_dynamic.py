@@ -264,25 +264,51 @@ def test_without_dynamic_shapes_another_batch_is_refused() -> None:
         pipe(torch.randn(3, WIDTH))
 
 
-def test_another_length_is_refused_and_the_advice_works() -> None:
-    class Tokens(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Embedding(9, WIDTH), nn.Linear(WIDTH, WIDTH)
+class Masked(nn.Module):
+    """Takes several arguments, one of them a tree and one by keyword, which share their sizes."""
 
-        def forward(self, tokens: Tensor) -> Tensor:
-            return self.b(self.a(tokens).cumsum(1))
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Embedding(9, WIDTH), nn.Linear(WIDTH, WIDTH)
 
-    model, tokens, longer = Tokens(), torch.ones(2, 5, dtype=torch.long), torch.ones(3, 7, dtype=torch.long)
-    pipe = pipeline(model, (tokens,), split_spec=SPEC)
-    advice = r"\[batch, 5\] where batch is 3.*dynamic_shapes=(\{'tokens': \{0: Dim.AUTO, 1: Dim.AUTO\}\}), as"
+    def forward(self, tokens: Tensor, more: dict[str, tuple[Tensor, int]], *, scale: Tensor) -> Tensor:
+        mask, power = more["mask"]
+        return self.b(self.a(tokens).cumsum(1) * mask.unsqueeze(2)) * scale**power
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_another_length_is_refused_and_the_advice_works(by_name: bool) -> None:
+    def call(samples: int, length: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        tokens = torch.ones(samples, length, dtype=torch.long)
+        more, scale = {"mask": (torch.rand(samples, length), 2)}, {"scale": torch.full((1,), 0.5)}
+        return ((), {"tokens": tokens, "more": more, **scale}) if by_name else ((tokens, more), scale)
+
+    model = Masked()
+    args, kwargs = call(2, 5)
+    pipe = pipeline(model, args, kwargs, split_spec=SPEC)
+    advice = (
+        r"\[batch, 5\] where batch is 3.*dynamic_shapes=(\{'tokens': \{0: Dim.AUTO, 1: Dim.AUTO\}, .*\}), as"
+    )
     with pytest.raises(SignatureMismatch, match=advice) as refusal:
-        pipe(longer)
+        pipe(*call(3, 7)[0], **call(3, 7)[1])
     match = re.search(advice, str(refusal.value))
     assert match is not None
-    shapes = eval(match[1], {"Dim": torch.export.Dim})
-    pipe = pipeline(model, (tokens,), split_spec=SPEC, dynamic_shapes=shapes)
-    assert torch.equal(pipe(longer), model(longer))
+    pipe = pipeline(
+        model, args, kwargs, split_spec=SPEC, dynamic_shapes=eval(match[1], {"Dim": torch.export.Dim})
+    )
+    args, kwargs = call(3, 7)
+    assert torch.equal(pipe(*args, **kwargs), model(*args, **kwargs))
+
+
+def test_a_length_is_not_opened_where_it_is_not_all_that_differs() -> None:
+    pipe = pipeline(
+        Masked(),
+        (torch.ones(2, 5, dtype=torch.long), {"mask": (torch.rand(2, 5), 2)}),
+        {"scale": torch.ones(1)},
+        split_spec=SPEC,
+    )
+    with pytest.raises(SignatureMismatch, match=r"other example arguments$"):
+        pipe(torch.ones(2, 7, dtype=torch.long), {"mask": (torch.rand(2, 7), 3)}, scale=torch.ones(1))
 
 
 def test_a_number_among_the_results_follows_the_batch() -> None:

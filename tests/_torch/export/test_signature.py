@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections import OrderedDict
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from partita._torch.export.export import export_module
 from partita._torch.export.signature import Signature, all_arguments, signature_of
@@ -44,6 +46,14 @@ def test_a_signature_flattens_arguments_and_builds_results() -> None:
     output = module(x, (x, 3), shift=x)
     assert torch.equal(output["out"], model(x, (x, 3), shift=x)["out"])
     assert signature.unflatten([1, None]) == {"out": 1, "none": None}
+
+
+def test_values_of_placeholders_stand_by_parameter_where_each_has_a_name() -> None:
+    _, _, signature = _unlifted()
+    assert signature.by_parameter(range(4)) == {"x": 0, "pair": (1, 2), "shift": 3}
+    assert Signature(signature.in_spec, signature.out_spec, ["x"]).by_parameter(range(4)) is None
+    ordered = pytree.tree_structure(((OrderedDict(x=0),), {}))
+    assert Signature(ordered, signature.out_spec, ["x"]).by_parameter([0]) is None
 
 
 def test_arguments_may_be_given_by_name_or_position() -> None:

@@ -424,16 +424,16 @@ def test_dynamic_sizes_cross_the_cuts() -> None:
 
 
 class Scaled(nn.Module):
-    """Scales between its layers by a float of its caller's."""
+    """Scales between its layers by a float of its caller's, and adds an integer that follows from it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(SIDE, SIDE) for _ in range(3))
 
     def forward(self, x: torch.Tensor, rate: float) -> torch.Tensor:
-        kept = 1 - rate
+        kept, steps = 1 - rate, int(rate * 8)
         for layer in self.layers:
-            x = x + layer(x) * kept
+            x = x + layer(x) * kept + steps
         return x / kept
 
 

@@ -4,10 +4,14 @@ import pytest
 import torch
 from tests.pipelining.models import PLAIN, SKIP, TRANSFORMER
 from tests.pipelining.running import cut
+from torch.utils import _pytree as pytree
 
+from partita._torch.export.signature import Signature
 from partita.errors import SignatureMismatch
 from partita.pipelining.interface.routes import Named, StageBorder, make_routes
 from partita.pipelining.interface.values import Constant, Value, accept
+
+ONE = Signature(pytree.tree_structure(((0,), {})), pytree.tree_structure(0), ("x",))
 
 
 def _routes() -> object:
@@ -86,10 +90,10 @@ def test_the_order_of_a_set_is_not_part_of_the_description() -> None:
 )
 def test_other_inputs_are_refused(expected: Value | Constant, value: object, text: str) -> None:
     with pytest.raises(SignatureMismatch, match=text):
-        accept([expected], [value], "me")
+        accept([expected], [value], "me", ONE)
 
 
 def test_the_number_of_inputs_is_checked() -> None:
     with pytest.raises(SignatureMismatch, match="the model takes 0 inputs, me brings 1"):
-        accept([], [1], "me")
-    accept([Constant("n", "sum")], ["sum"], "me")
+        accept([], [1], "me", ONE)
+    accept([Constant("n", "sum")], ["sum"], "me", ONE)

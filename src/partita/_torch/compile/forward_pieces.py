@@ -13,6 +13,7 @@ from torch._dynamo.utils import counters, to_fake_tensor
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from partita._torch.graph_module.graph_copy import copy_graph
 from partita._torch.graph_module.lazy_module import lazy_module
@@ -23,7 +24,7 @@ __all__ = [
     "compile_forward_piece",
     "copy_module",
     "inherit_marks",
-    "is_dynamic_float",
+    "is_of_dynamic_floats",
     "must_reach_dynamo",
     "run_fake",
     "with_strides_of",
@@ -66,11 +67,14 @@ def as_fake(examples: Sequence[Any]) -> list[Any]:
     ]
 
 
-def is_dynamic_float(value: Any) -> bool:
-    """Whether a node's example is a Python float of the user's that Dynamo takes to be dynamic, or computed
-    of such ones; what ``item()`` reads from a tensor of the user's is not.
+def is_of_dynamic_floats(value: Any) -> bool:
+    """Whether a node's example is a Python float of the user's that Dynamo takes to be dynamic, or a number
+    computed of such ones, integers too; what ``item()`` reads from a tensor of the user's is not.
     """
-    return isinstance(value, torch.SymFloat) and value.node.has_hint()
+    if not isinstance(value, torch.SymFloat | torch.SymInt | torch.SymBool) or not value.node.has_hint():
+        return False
+    symbols = value.node.expr.free_symbols
+    return isinstance(value, torch.SymFloat) or any(symbol_is_type(one, SymT.FLOAT) for one in symbols)
 
 
 def with_strides_of(results: Sequence[Any], models: Sequence[Any]) -> list[Any]:

@@ -94,6 +94,21 @@ class Signature:
         """Return the flat outputs in the structure of the model's result."""
         return pytree.tree_unflatten(list(flat), self.out_spec)
 
+    def by_parameter(self, flat: Sequence[Any]) -> dict[str, Any] | None:
+        """Return one value a placeholder in the structure of the arguments, by the names of their parameters;
+        None where one has no name (``*args``), or lies in anything but dicts, lists and tuples.
+        """
+        specs = [self.in_spec]
+        while specs:
+            spec = specs.pop()
+            if not spec.is_leaf() and spec.type not in (dict, list, tuple):
+                return None
+            specs += spec.children()
+        args, kwargs = pytree.tree_unflatten(list(flat), self.in_spec)
+        if len(args) > len(self.parameters):
+            return None
+        return {**dict(zip(self.parameters, args, strict=False)), **kwargs}
+
     def bind(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -1,5 +1,5 @@
-"""Python floats that Dynamo takes to be dynamic, such as the rates of stochastic depth in equal blocks: each
-piece reads its own.
+"""Python floats that Dynamo takes to be dynamic, such as the rates of stochastic depth in equal blocks, and
+what is computed of them: each piece has its own.
 
 A graph is handed such a number as a tensor, reads it with ``item()`` and computes with it. AOTAutograd can't
 compile a piece that returns a number, nor one that takes it as an input.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch.fx import GraphModule, Node
 
-from partita._torch.compile.forward_pieces import is_dynamic_float
+from partita._torch.compile.forward_pieces import is_of_dynamic_floats
 from partita.graph.effects import metadata
 
 __all__ = ["repeat_numbers"]
@@ -22,7 +22,7 @@ def repeat_numbers(gm: GraphModule, number_of: dict[Node, int]) -> None:
         number_of: the piece of each node that computes; it is changed, and the copies are added.
     """
     for node in reversed(list(gm.graph.nodes)):
-        if node not in number_of or not is_dynamic_float(metadata(node)):
+        if node not in number_of or not is_of_dynamic_floats(metadata(node)):
             continue
         users: dict[int, list[Node]] = {}
         for user in node.users:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
+from partita._torch.export.signature import Signature
 from partita._torch.tensors.tensor_text import dtype_and_shape
 from partita.capture.open_sizes.sizes import Size, Sizes, evaluated
 from partita.errors import SignatureMismatch
@@ -54,14 +55,17 @@ class Value:
 
     def fits(self, value: object) -> bool:
         """Whether ``value`` is a tensor of this shape and dtype; an open size fits any."""
-        if not isinstance(value, Tensor) or value.dtype != self.dtype:
-            return False
-        if value.shape == self.shape:
-            return True
-        return len(value.shape) == len(self.shape) and all(
-            size == wanted or isinstance(wanted, Size)
-            for size, wanted in zip(value.shape, self.shape, strict=True)
+        return self.is_like(value) and (
+            value.shape == self.shape
+            or all(
+                size == wanted or isinstance(wanted, Size)
+                for size, wanted in zip(value.shape, self.shape, strict=True)
+            )
         )
+
+    def is_like(self, value: object) -> TypeGuard[Tensor]:
+        """Whether ``value`` is a tensor of this dtype and of as many dimensions."""
+        return isinstance(value, Tensor) and value.dtype == self.dtype and len(value.shape) == len(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,7 @@ def with_host_values(
     return {name: replace(value, on_host=is_host(name)) for name, value in crossing.items()}
 
 
-def accept(expected: Sequence[Value | Constant], flat: Sequence[Any], who: str) -> None:
+def accept(expected: Sequence[Value | Constant], flat: Sequence[Any], who: str, signature: Signature) -> None:
     """Check a model's flat inputs.
 
     Raises:
@@ -118,25 +122,35 @@ def accept(expected: Sequence[Value | Constant], flat: Sequence[Any], who: str) 
             "model was captured with"
             + (f", whose sizes are fixed, because of: {fixed}; or" if fixed else ", or")
             + " cut it again with other example arguments"
-            + ("" if fixed else _how_open(wanted, value))
+            + ("" if fixed else _how_open(expected, flat, signature))
         )
 
 
-def _how_open(wanted: Value | Constant, value: object) -> str:
-    """How a model is cut with those sizes open in which ``value`` differs, if that is all; else nothing."""
-    if not isinstance(wanted, Value) or not isinstance(value, Tensor) or value.dtype != wanted.dtype:
+class _Dims(tuple[int, ...]):
+    """Dimensions of an input, printed as ``torch.export`` takes those that stay open."""
+
+    def __repr__(self) -> str:
+        return f"{{{', '.join(f'{dim}: Dim.AUTO' for dim in self)}}}" if self else "None"
+
+
+def _how_open(expected: Sequence[Value | Constant], flat: Sequence[Any], signature: Signature) -> str:
+    """How a model is cut with those sizes open in which its inputs differ, if that is all; else nothing."""
+    opened: list[_Dims] = []
+    differ = False
+    for wanted, value in zip(expected, flat, strict=True):
+        if isinstance(wanted, Constant) and wanted.fits(value):
+            opened.append(_Dims())
+        elif isinstance(wanted, Value) and wanted.is_like(value):
+            closed = {dim for dim, size in enumerate(wanted.shape) if not isinstance(size, Size)}
+            unlike = {dim for dim in closed if wanted.shape[dim] != value.shape[dim]}
+            opened.append(_Dims(dim for dim in range(value.dim()) if dim not in closed - unlike))
+            differ = differ or bool(unlike)
+        else:
+            return ""
+    shapes = signature.by_parameter(opened) if differ else None
+    if shapes is None:
         return ""
-    if value.dim() != len(wanted.shape):
-        return ""
-    opened = [
-        dim
-        for dim, (size, actual) in enumerate(zip(wanted.shape, value.shape, strict=True))
-        if isinstance(size, Size) or size != actual
-    ]
-    dims = ", ".join(f"{dim}: Dim.AUTO" for dim in opened)
-    return (
-        f", or with these sizes open: dynamic_shapes={{{wanted.name!r}: {{{dims}}}}}, as torch.export has it"
-    )
+    return f", or with these sizes open: dynamic_shapes={shapes}, as torch.export has it"
 
 
 def _open_sizes(expected: Sequence[Value | Constant], flat: Sequence[Any]) -> dict[str, int]:

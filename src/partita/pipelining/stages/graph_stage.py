@@ -55,7 +55,7 @@ class GraphStage(ValueStage):
             SignatureMismatch: a shape, dtype or constant that the pipeline was not cut for, or a tensor that
                 requires a gradient where the example did not.
         """
-        accept(self.routes.inputs, flat, f"microbatch {microbatch}")
+        accept(self.routes.inputs, flat, f"microbatch {microbatch}", self.signature)
         tensors = {}
         for expected, value in zip(self.routes.inputs, flat, strict=True):
             if not isinstance(value, Tensor):

@@ -188,8 +188,9 @@ class _Chain(nn.Module):
     def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
         if not self._is_first:
             return dict(zip(self._before, args, strict=True))
-        flat = (self._routes.signature or self._own.signature).flatten(args, kwargs)
-        accept(self._routes.inputs, flat, "a microbatch")
+        signature = self._routes.signature or self._own.signature
+        flat = signature.flatten(args, kwargs)
+        accept(self._routes.inputs, flat, "a microbatch", signature)
         return {
             wanted.name: value
             for wanted, value in zip(self._routes.inputs, flat, strict=True)

@@ -165,7 +165,7 @@ class UncutReference:
                 "that was not pickled"
             )
         flat, inputs = signature.flatten(args, kwargs), graph_inputs(graph)
-        accept(inputs, flat, f"microbatch {microbatch}")
+        accept(inputs, flat, f"microbatch {microbatch}", signature)
         sizes = Sizes.of(graph)
         sizes.check(sizes_of(sizes.symbols, [value.name for value in inputs], flat), whole.training)
 

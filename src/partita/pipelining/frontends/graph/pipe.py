@@ -123,7 +123,7 @@ class GraphPipe(Pipe):
         check_dtypes(self.whole, self._dtypes)
         args, kwargs = self.signature.bind(args, kwargs)
         flat, routes = self.signature.flatten(args, kwargs), self.routes.in_mode(self.training)
-        accept(routes.inputs, flat, "the call")
+        accept(routes.inputs, flat, "the call", self.signature)
         routes.at(routes.sizes_of(flat), self.training)
         return self.split_gm(*args, **kwargs)
 
