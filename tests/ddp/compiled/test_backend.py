@@ -72,6 +72,35 @@ def test_a_graph_without_replicated_parameters_is_compiled_as_it_is() -> None:
     assert torch.equal(run(batch(0, 0)), model(batch(0, 0)))
 
 
+class Fading(nn.Module):
+    """Computes with a buffer to which it has written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("share", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.share.mul_(0.5)
+        return self.layer(x) * self.share
+
+
+def test_inductor_does_not_compute_again_from_a_buffer_that_was_written() -> None:
+    """Torch's partition saves the buffer, written by then, and writes a second time for the backward pass."""
+
+    def body(comm: Any) -> None:
+        model = seeded(Fading)
+        module: Any = replicate(copy.deepcopy(model), comm)
+        run = torch.compile(module, backend=partita_ddp)
+        for one in (model, run):
+            one(torch.ones(3, 4)).sum().backward()
+        assert torch.equal(module.share, model.share)
+        for ours, theirs in zip(module.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+
+    alone(body)
+
+
 # Dynamo itself looks at .grad of what a graph break passes on.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_graphs_without_parameters_go_to_the_compiler_of_the_module() -> None:

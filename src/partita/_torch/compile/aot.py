@@ -222,14 +222,19 @@ def _partition(joint: GraphModule, inputs: Sequence[Any], **options: Any) -> Any
     return default_partition(joint, inputs, **options)
 
 
-def save_what_runs_once(joint: GraphModule) -> None:
+def save_what_runs_once(joint: GraphModule, *, may_recompute: bool = False) -> None:
     """Where regions are recomputed, let what draws random numbers or has another effect run once, in place: a
     second draw would have to be seeded like the first. What the forward graph writes to is recomputed from as
     it was before: torch would save the input, which is written by then.
+
+    Args:
+        may_recompute: the partition recomputes what it likes, outside of such regions too.
     """
     nodes = [node for node in joint.graph.nodes if node.op == "call_function"]
-    if any("recompute" in node.meta for node in nodes):
+    has_regions = any("recompute" in node.meta for node in nodes)
+    if has_regions or may_recompute:
         _save_before_written(joint)
+    if has_regions:
         for node in nodes:
             draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
             if draws or node.is_impure(impure_random=False):

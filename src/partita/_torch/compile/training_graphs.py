@@ -114,11 +114,13 @@ def compile_training(
 
 
 def _partitioned_as_elsewhere(compile_fx: Any) -> AbstractContextManager[None]:
-    """In this block, Inductor's partition of a joint graph saves what `save_what_runs_once` says."""
+    """In this block, Inductor's partition of a joint graph saves what `save_what_runs_once` says. It computes
+    some of the forward graph a second time in the backward graph.
+    """
     cut = compile_fx.min_cut_rematerialization_partition
 
     def partition(joint: GraphModule, inputs: Sequence[Any], *args: Any, **options: Any) -> Any:
-        save_what_runs_once(joint)
+        save_what_runs_once(joint, may_recompute=True)
         return cut(joint, inputs, *args, **options)
 
     return replaced(compile_fx, "min_cut_rematerialization_partition", partition)
