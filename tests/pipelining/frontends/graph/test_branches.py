@@ -262,7 +262,7 @@ def test_each_microbatch_takes_the_way_of_the_model(model_class: type[nn.Module]
         pipe = pipeline(model, (example,), **where)
         assert all(torch.equal(pipe(sample), model(sample)) for sample in kinds)
         for backend in (None, "aot_eager"):
-            with pytest.warns(NotCompiled) if _asks_late(model, backend) else nullcontext():
+            with pytest.warns(NotCompiled) if _runs_uncompiled(model, backend) else nullcontext():
                 losses, gradients = _step(pipe, x, target, backend)
             assert list(map(float, losses)) == list(map(float, expected))
             for name, parameter in uncut.named_parameters():
@@ -272,8 +272,10 @@ def test_each_microbatch_takes_the_way_of_the_model(model_class: type[nn.Module]
                 assert torch.equal(gradient, parameter.grad), name
 
 
-def _asks_late(model: nn.Module, backend: str | None) -> bool:
-    return backend is not None and isinstance(model, WritesLater)
+def _runs_uncompiled(model: nn.Module, backend: str | None) -> bool:
+    """Whether it runs uncompiled; torch 2.11 can't compile regions of autocast either."""
+    untraced = AsksUnderAutocast if torch.__version__.startswith("2.11.") else ()
+    return backend is not None and isinstance(model, (WritesLater, untraced))
 
 
 class Adapts(Layers):
