@@ -71,6 +71,16 @@ def test_structures_are_equal_where_all_but_the_tensors_is() -> None:
     assert spec != longer
 
 
+def test_devices_are_compared_as_values() -> None:
+    """A key-value cache notes a device in each layer, of which torch 2.11 makes another object each time."""
+    device = torch.device("cpu", 0)
+    caches = _cache(), _cache()
+    caches[0].notes = {"first": device, "second": device}
+    caches[1].notes = {"first": torch.device("cpu", 0), "second": torch.device("cpu", 0)}
+    one, other = (pytree.tree_flatten(open_objects(cache))[1] for cache in caches)
+    assert one == other
+
+
 def test_a_tensor_that_stands_in_two_places_is_one_leaf() -> None:
     shared = torch.zeros(1)
     leaves, spec = pytree.tree_flatten(open_objects(Layer(shared, shared)))

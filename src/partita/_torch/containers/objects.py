@@ -137,17 +137,19 @@ class _Pickler(pickle.Pickler):
         super().__init__(stream, protocol=pickle.HIGHEST_PROTOCOL)
         self.leaves: list[Any] = []
         self.kept: list[Any] = []
-        self._places: dict[int, tuple[bool, int]] = {}
+        self._places: dict[int | torch.device, tuple[bool, int]] = {}
 
     def persistent_id(self, value: Any) -> tuple[bool, int] | None:
         leaf = isinstance(value, _LEAVES)
         if not leaf and not isinstance(value, _KEPT):
             return None
-        if id(value) not in self._places:
+        # In torch 2.11 ``tensor.device`` is another object each time.
+        key = value if isinstance(value, torch.device) else id(value)
+        if key not in self._places:
             table = self.leaves if leaf else self.kept
             table.append(value)
-            self._places[id(value)] = (leaf, len(table) - 1)
-        return self._places[id(value)]
+            self._places[key] = (leaf, len(table) - 1)
+        return self._places[key]
 
     def reducer_override(self, value: Any) -> Any:
         """Let a user's ``dict`` or ``list`` be filled past its own methods, which may refuse."""
