@@ -113,6 +113,7 @@ def _autocast(comm: Comm) -> dict[str, Any]:
     return {name: None if value is None else value.float().tolist() for name, value in outputs.items()}
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.11."), reason="torch 2.11 refuses the second batch")
 def test_a_batch_under_autocast_after_one_without_it_is_read_as_another_dtype() -> None:
     (x,), _, _ = PLAIN.data(8)
     model = torch.nn.Sequential(*PLAIN.model().children())
