@@ -36,7 +36,8 @@ ROOMS = {
         ("tensors", "containers", "modules", "autograd"),
         ("operators", "graph_module"),
         ("export", "compile", "distributed"),
-        ("fake", "fake_module"),
+        ("fake",),
+        ("fake_module",),
     ),
     "cudagraphs": (
         ("facts",),
@@ -50,7 +51,7 @@ ROOMS = {
         ("ancestors", "effect_rules", "attributes", "levels"),
         ("storages", "regions"),
         ("effects",),
-        ("casts", "conversions", "liveness", "order", "structure"),
+        ("casts", "conversions", "copies", "liveness", "order", "structure"),
     ),
     "splitter": (("result",), ("decisions",), ("building",), ("split",), ("drop_in",)),
     "verification": (("tree", "result"), ("observing",), ("comparing",), ("explaining",), ("verify",)),

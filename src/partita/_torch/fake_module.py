@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
 
 from partita._torch.compile.eager_stance import nothing_compiled
 from partita._torch.containers.pytree import flatten, unflatten
+from partita._torch.fake.ghosts import past_dispatch_modes
 from partita._torch.modules.unsharded_copy import unsharded_copy
 from partita._torch.modules.untouched import untouched
 
@@ -42,9 +42,9 @@ def run_on_fakes(
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     ordinary = torch.inference_mode(False)  # whose tensors know how often they were written to
-    with _disable_current_modes(), ordinary, FakeCopyMode(mode):
+    with past_dispatch_modes(), ordinary, FakeCopyMode(mode):
         twin = unsharded_copy(module, mode)
-    with _disable_current_modes(), ordinary, untouched(module), nothing_compiled(), mode, torch.enable_grad():
+    with past_dispatch_modes(), ordinary, untouched(module), nothing_compiled(), mode, torch.enable_grad():
         leaves, spec = flatten((args, dict(kwargs)))
         inputs = [_like(leaf, device) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         versions = [_version(leaf) for leaf in inputs]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from torch.fx import GraphModule, Node
 
 from partita._torch.compile.forward_pieces import is_of_dynamic_floats
+from partita.graph.copies import copies_for, users_by_part
 from partita.graph.effects import metadata
 
 __all__ = ["repeat_numbers"]
@@ -24,17 +25,9 @@ def repeat_numbers(gm: GraphModule, number_of: dict[Node, int]) -> None:
     for node in reversed(list(gm.graph.nodes)):
         if node not in number_of or not is_of_dynamic_floats(metadata(node)):
             continue
-        users: dict[int, list[Node]] = {}
-        for user in node.users:
-            if user in number_of:  # and not what the graph returns
-                users.setdefault(number_of[user], []).append(user)
+        users = users_by_part(node, number_of.get)
         users.pop(number_of[node], None)
-        for number, of_piece in users.items():
-            with gm.graph.inserting_after(node):
-                copied = gm.graph.node_copy(node)
-            number_of[copied] = number
-            for user in of_piece:
-                user.replace_input_with(node, copied)
+        number_of.update({copied: number for number, copied in copies_for(node, users).items()})
         if users and not node.users:
             gm.graph.erase_node(node)
             del number_of[node]

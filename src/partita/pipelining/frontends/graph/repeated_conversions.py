@@ -11,11 +11,10 @@ values that cross would have two sums, and other last bits; one is sent in place
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from torch.fx import GraphModule, Node
 
 from partita.graph.conversions import returns_its_operand
+from partita.graph.copies import copies_for, users_by_part
 from partita.graph.effects import analyse
 from partita.graph.levels import inside_levels
 
@@ -29,8 +28,12 @@ def repeat_conversions(whole: GraphModule, assignment: dict[str, int]) -> None:
     Args:
         assignment: the stage of each node that computes; it is changed, and the copies are added.
     """
+
+    def stage_of(node: Node) -> int | None:
+        return assignment.get(node.name)
+
     if not any(
-        _users_by_stage(node, assignment).keys() - {assignment.get(node.name)}
+        users_by_part(node, stage_of).keys() - {stage_of(node)}
         for node in whole.graph.nodes
         if returns_its_operand(node)
     ):
@@ -41,24 +44,11 @@ def repeat_conversions(whole: GraphModule, assignment: dict[str, int]) -> None:
             continue
         if effects.written and not effects.written.isdisjoint(effects.storages_of([node])):
             continue
-        users = _users_by_stage(node, assignment)
+        users = users_by_part(node, stage_of)
         users.pop(assignment[node.name], None)
-        for stage, of_stage in users.items():
-            with whole.graph.inserting_after(node):
-                copied = whole.graph.node_copy(node)
-            assignment[copied.name] = stage
-            for user in of_stage:
-                user.replace_input_with(node, copied)
+        assignment.update({copied.name: stage for stage, copied in copies_for(node, users).items()})
         if users and not node.users:
             whole.graph.erase_node(node)
             del assignment[node.name]
     whole.graph.lint()
     whole.recompile()
-
-
-def _users_by_stage(node: Node, assignment: Mapping[str, int]) -> dict[int, list[Node]]:
-    users: dict[int, list[Node]] = {}
-    for user in node.users:
-        if user.name in assignment:  # and not what the model returns
-            users.setdefault(assignment[user.name], []).append(user)
-    return users
