@@ -58,15 +58,25 @@ def test_info_is_data_and_text_and_keeps_no_module_alive() -> None:
     assert "stage 1: " in str(info)
 
 
+@pytest.mark.parametrize("frontend", ["export", "modules"])
+def test_what_ranks_talk_through_is_checked(frontend: Any) -> None:
+    pipe = pipeline(
+        nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), (torch.zeros(1, 2),), stages=1, frontend=frontend
+    )
+
+    def misplaced(comm: Any) -> None:
+        with group_of_one(), pytest.raises(ValueError, match="a process group or a comm, not both"):
+            pipe.build_stage(0, "cpu", dist.group.WORLD, comm=comm)
+        with pytest.raises(ValueError, match=r"group is of type InProcessComm.*give it as comm="):
+            pipe.build_stage(0, "cpu", comm)
+        with pytest.raises(ValueError, match=r"group is of type InProcessComm.*give it as comm="):
+            pipe.schedule(group=comm)
+
+    InProcessWorld(1).run(misplaced)
+
+
 def test_what_can_not_be_built_is_refused() -> None:
     pipe = cut(PLAIN, 2)
-
-    def both(comm: Comm) -> None:
-        both_given = pytest.raises(ValueError, match="through a process group or a comm, not both")
-        with group_of_one(), both_given:
-            pipe.build_stage(0, "cpu", dist.group.WORLD, comm=comm)
-
-    InProcessWorld(1).run(both)
     with pytest.raises(IndexError, match="there is no stage 2: this pipe has stages 0 to 1"):
         build_stage(pipe.get_stage_module(0), 2, pipe.info(), "cpu")
 

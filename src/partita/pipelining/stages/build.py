@@ -13,6 +13,7 @@ from partita.pipelining.stages.placing.own_memory import with_own_memory
 from partita.pipelining.stages.placing.relocate import relocated
 from partita.pipelining.stages.placing.state_of_stage import stage_modules
 from partita.runtime import Comm
+from partita.runtime.comms.group_or_comm import check_group_or_comm
 
 __all__ = ["build_stage"]
 
@@ -38,7 +39,7 @@ def build_stage(
 
     Raises:
         StageIndexError: there is no such stage.
-        ArgumentError: both ``group`` and ``comm``.
+        ArgumentError: both ``group`` and ``comm``, or one that is not what its name says.
 
     >>> from partita.pipelining import SplitPoint, pipeline
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -50,8 +51,7 @@ def build_stage(
         raise StageIndexError(
             f"there is no stage {stage_index}: this pipe has stages 0 to {pipe_info.num_stages - 1}"
         )
-    if group is not None and comm is not None:
-        raise ArgumentError("a stage talks through a process group or a comm, not both: give one of them")
+    check_group_or_comm(group, comm)
     if pipe_info.signature is None:
         raise ArgumentError(
             'the stages of frontend="modules" are plain modules: call the pipe\'s own build_stage(), or make '

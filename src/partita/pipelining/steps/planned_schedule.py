@@ -14,6 +14,7 @@ from partita.pipelining.steps.schedule_kinds import CustomSchedule, get_schedule
 from partita.pipelining.steps.schedules import PipelineSchedule
 from partita.planning import Plan
 from partita.runtime import Comm
+from partita.runtime.comms.group_or_comm import check_group_or_comm
 
 __all__ = ["planned_schedule", "planned_stages"]
 
@@ -22,8 +23,10 @@ def planned_stages(plan: Plan, comm: Comm | None, group: dist.ProcessGroup | Non
     """Return the stages that the plan places on this rank.
 
     Raises:
+        ArgumentError: both ``comm`` and ``group``, or one that is not what its name says.
         PlanError: it is for another number of ranks.
     """
+    check_group_or_comm(group, comm)
     if comm is not None:
         rank, size = comm.rank, comm.size
     elif dist.is_available() and dist.is_initialized():

@@ -26,6 +26,7 @@ from partita.pipelining.stages.placing.relocate import devices_of
 from partita.pipelining.tied.tied_parameters import tied_parameters
 from partita.planning import Plan
 from partita.runtime import Comm
+from partita.runtime.comms.group_or_comm import check_group_or_comm
 from partita.runtime.host_generators import generator_states
 
 __all__ = ["ModulePipe"]
@@ -96,6 +97,7 @@ class ModulePipe(Pipe):
         comm: Comm | None = None,
     ) -> BlockStage:
         """See `Pipe.build_stage`."""
+        check_group_or_comm(group, comm)
         module = self.get_stage_module(stage_index)
         if device is not None:
             module = moved(module, torch.device(device))

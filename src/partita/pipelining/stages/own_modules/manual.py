@@ -29,6 +29,7 @@ from partita.pipelining.stages.placing.materialise import tensor_slots
 from partita.pipelining.stages.placing.state_of_stage import stage_modules
 from partita.pipelining.stages.value_stage import ValueStage
 from partita.runtime import Comm
+from partita.runtime.comms.group_or_comm import check_group_or_comm
 
 __all__ = ["MOST_VALUES", "PipelineStage", "draft_routes", "tag_of"]
 
@@ -109,8 +110,7 @@ class PipelineStage(ValueStage):
             raise ArgumentError(
                 f"stage_index is {stage_index}: of {num_stages} stages it is 0 to {num_stages - 1}"
             )
-        if group is not None and comm is not None:
-            raise ArgumentError("a stage talks through a process group or a comm, not both: give one of them")
+        check_group_or_comm(group, comm)
         there = torch.device(device)
         super().__init__(submodule, stage_index, routes or draft_routes(num_stages), there, comm=comm)
         self.bind = bind
