@@ -34,6 +34,11 @@ class Owners(Generic[Owner]):
         """Forget the owner of ``parameter``."""
         self._owners.pop(parameter, None)
 
+    def is_orphan(self, parameter: torch.Tensor) -> bool:
+        """Whether the owner of ``parameter`` went without releasing it."""
+        reference, _ = self._owners.get(parameter, (None, 0))
+        return reference is not None and reference() is None
+
     def owner_of(self, value: Any) -> tuple[Owner, int] | None:
         """Return the owner that a parameter belongs to, and its index there; None for all else."""
         if not isinstance(value, torch.Tensor):

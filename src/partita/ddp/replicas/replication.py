@@ -24,6 +24,7 @@ from partita.ddp.reducing.reducer import Reducer
 from partita.ddp.reducing.tuning import MARGIN, measure_links_of, plan_from_samples, tune_itself
 from partita.ddp.replicas.broadcast import StateBroadcast, check_equal, difference_from_rank_0
 from partita.ddp.replicas.module_watch import ModuleWatch
+from partita.ddp.replicas.orphans import refuse_orphans
 from partita.ddp.replicas.owners import Owners
 from partita.ddp.replicas.replicable import check_replicable, sparse_weights
 from partita.errors import ExecutionError, ReplicasDiffer
@@ -110,6 +111,7 @@ class Replication:
         self.reducer.compare_weights(self._times_written_since, self._check_weights, self._warn_of_drift)
         for index, parameter in enumerate(trained.values()):
             REPLICATIONS.claim(parameter, self, index)
+        refuse_orphans(module, trained, REPLICATIONS)
         REPLICATIONS.note_use(self)
 
     def _times_written(self) -> int:
