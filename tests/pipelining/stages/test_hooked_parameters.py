@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
 
-from partita.errors import ExecutionError
-from partita.pipelining import PipelineStage, get_schedule_class
+from partita.errors import ExecutionError, NotSupported
+from partita.pipelining import PipelineStage, SplitPoint, get_schedule_class, pipeline
 from partita.runtime import InProcessWorld
 
 
@@ -48,3 +50,19 @@ def test_with_one_microbatch_it_is_what_it_is_without_a_pipeline() -> None:
 
     InProcessWorld(1).run(train)
     assert torch.equal(linear.bias, whole.bias)
+
+
+@pytest.mark.parametrize("frontend", ["export", "modules"])
+@pytest.mark.parametrize("mode", ["all", "any"])
+def test_a_hook_that_waits_for_gradients_of_two_stages_is_refused(frontend: Any, mode: Any) -> None:
+    """Torch calls it in the backward pass of each stage, with a part of what it waits for."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    within = register_multi_grad_hook(tuple(model[0].parameters()), lambda _: None, mode=mode)
+    cut: Any = partial(pipeline, model, (torch.ones(1, 2),), split_spec={"1": SplitPoint.BEGINNING})
+    assert cut(frontend=frontend).num_stages == 2
+    across = register_multi_grad_hook((model[0].bias, model[2].weight), lambda _: None, mode=mode)
+    with pytest.raises(NotSupported, match=r"of '0.bias' in stage 0 and of '2.weight' in stage 1"):
+        cut(frontend=frontend)
+    across.remove()
+    assert cut(frontend=frontend).num_stages == 2
+    within.remove()

@@ -21,7 +21,6 @@ __all__ = [
     "current_node",
     "current_pass",
     "grad_version",
-    "has_hooks",
     "inside_another_pass",
     "leaves_after",
     "leaves_behind",
@@ -135,11 +134,6 @@ def grad_version(parameter: torch.Tensor) -> tuple[int, int]:
     """Return a value that stays equal, in one backward pass, as long as nobody writes ``parameter.grad``."""
     gradient = parameter.grad
     return (0, 0) if gradient is None else (id(gradient), gradient._version)
-
-
-def has_hooks(parameter: torch.Tensor) -> bool:
-    """Whether ``parameter`` has hooks that see its gradients."""
-    return bool(parameter._backward_hooks) or bool(parameter._post_accumulate_grad_hooks)
 
 
 def storage_users(tensor: torch.Tensor) -> int:

@@ -29,10 +29,10 @@ from partita._torch.autograd.running_pass import (
     accumulator,
     at_end_of_pass,
     current_pass,
-    has_hooks,
     inside_another_pass,
     will_reach,
 )
+from partita._torch.tensors.parameters import has_hooks
 from partita.ddp.buckets.bucket_layout import BucketLayout
 from partita.ddp.buckets.bucket_report import PassTimes, record_spans
 from partita.ddp.buckets.bucket_set import BucketSet

@@ -53,6 +53,7 @@ from partita.pipelining.interface.loss import LossSpec
 from partita.pipelining.interface.routes import TiedGradients
 from partita.pipelining.interface.two_modes import ModeCut, TwoModes
 from partita.pipelining.measuring.link_times import links_between
+from partita.pipelining.stages.hooked_parameters import check_joint_hooks
 from partita.pipelining.stages.original_model import OriginalModel
 from partita.planning import Cluster, CostModel, Plan, get_device
 from partita.planning.hardware._sizes import read_bytes
@@ -185,6 +186,7 @@ def pipeline(
         }
         where = module_cuts(module, split_spec, request, [name for name, used in others.items() if used])
         blocks = cut_modules(module, mb_args, mb_kwargs or {}, where, loss_spec, modes, prove, recompute)
+        check_joint_hooks([blocks.get_stage_module(index) for index in range(blocks.num_stages)])
         blocks.compile_options = compiled_with
         if prove is not False:
             _warn_of(module, blocks.proof)
@@ -233,6 +235,7 @@ def pipeline(
     stage_modules = [pipe.get_stage_module(index) for index in range(pipe.num_stages)]
     hold_norms(module, stage_modules)
     check_state(module, stage_modules)
+    check_joint_hooks(stage_modules)
     warn_of_caches(module, pipe, captured.signature.flatten(mb_args, mb_kwargs or {}))
     if compiled_with is not None:
         pipe.compile_with(compiled_with)

@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch import nn
 
-from partita._torch.autograd.running_pass import has_hooks
 from partita._torch.modules.contents import parameters_in
+from partita._torch.tensors.parameters import has_hooks, joint_hooks
 from partita._torch.tensors.versions import times_written
-from partita.errors import ExecutionError
+from partita.errors import ExecutionError, NotSupported
 
-__all__ = ["HookedParameters"]
+__all__ = ["HookedParameters", "check_joint_hooks"]
+
+
+def check_joint_hooks(stages: Sequence[nn.Module]) -> None:
+    """Check that no hook waits for gradients of several stages, whose backward passes are passes by
+    themselves: it would be called in each with a part of what it waits for.
+
+    Raises:
+        NotSupported: one of ``register_multi_grad_hook`` does; names parameters and stages.
+    """
+    first: dict[int, tuple[str, int]] = {}
+    for stage, module in enumerate(stages):
+        for name, parameter in parameters_in(module):
+            for hook in joint_hooks(parameter):
+                other, where = first.setdefault(hook, (name, stage))
+                if where != stage:
+                    raise NotSupported(
+                        f"a hook of register_multi_grad_hook() waits for the gradients of {other!r} in stage "
+                        f"{where} and of {name!r} in stage {stage}, which come in passes of their own: "
+                        "register one hook for the parameters of each stage, or look at the gradients after "
+                        "the schedule's step()"
+                    )
 
 
 class HookedParameters:

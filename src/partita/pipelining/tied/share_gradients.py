@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from partita._torch.autograd.running_pass import has_hooks
+from partita._torch.tensors.parameters import has_hooks
 from partita.errors import ExecutionError
 from partita.pipelining.interface.routes import Routes, Tied
 from partita.pipelining.stages.stage import Stage

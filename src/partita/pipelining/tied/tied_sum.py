@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from partita._torch.autograd.running_pass import has_hooks
+from partita._torch.tensors.parameters import has_hooks
 from partita.errors import ExecutionError
 from partita.pipelining.interface.routes import Routes, Tied
 from partita.pipelining.stages.stage import Stage

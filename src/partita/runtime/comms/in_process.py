@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from partita._torch.tensors.parameters import parameter_like
 from partita._torch.tensors.tensor_text import tensor_text
 from partita.errors import ArgumentError, ExecutionError, SignatureMismatch
 from partita.runtime.comms._baton import Baton
@@ -328,5 +329,5 @@ def _finish_collective(kind: str, item: _Reduction, src: int | None) -> None:
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
     value = tensor.detach().clone()
     if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(value, tensor.requires_grad)
+        return parameter_like(tensor, value)
     return value.requires_grad_(tensor.requires_grad)

@@ -109,3 +109,16 @@ def test_a_wrapped_module_that_would_have_to_be_copied_is_refused() -> None:
 
     with pytest.raises(ExecutionError, match=r"held by another rank .*build the stage first"):
         InProcessWorld(2).run(build)
+
+
+def test_hooks_of_a_weight_that_two_ranks_hold_are_on_both_copies() -> None:
+    model = Tied()
+    model.embedding.weight.register_hook(lambda gradient: 0 * gradient)
+
+    def held_here(comm: Comm) -> list[float]:
+        weight: Any = with_own_memory(model, comm).get_parameter("embedding.weight")
+        weight.sum().backward()
+        assert (weight is model.embedding.weight) == (comm.rank == 0)
+        return weight.grad.unique().tolist()  # type: ignore[no-any-return]
+
+    assert InProcessWorld(2).run(held_here) == [[0], [0]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from tests.pipelining.running import assert_equal
 from torch import Tensor, nn
 
 from partita.pipelining import SplitPoint, pipeline
+from partita.pipelining.stages.placing.materialise import materialise
 from partita.pipelining.stages.placing.move_graph import named_devices
 from partita.pipelining.stages.placing.relocate import devices_of, relocated
 
@@ -95,3 +97,21 @@ def test_a_stage_on_the_gpu_computes_there_and_the_model_stays() -> None:
         h = pipe.build_stage(index, "cuda").module(h)
     torch.testing.assert_close(h.cpu(), expected)
     assert model.a.weight.device == CPU
+
+
+@pytest.mark.parametrize("frontend", ["export", "modules"])
+def test_hooks_and_attributes_of_parameters_come_along(frontend: Any) -> None:
+    """``model.to(device)`` keeps them; the optimizer of a stage on a GPU saw neither, without a word."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight.register_hook(lambda gradient: 0 * gradient)
+    model[1].weight.no_weight_decay = True
+    pipe: Any = pipeline(model, (torch.ones(1, 2),), split_spec={"0": SplitPoint.END}, frontend=frontend)
+    stage = pipe.build_stage(1, "meta")
+    own = {name: value for name, value in stage.module.named_parameters() if name.startswith("1.")}
+    assert own["1.weight"] is not model[1].weight
+    assert own["1.weight"].no_weight_decay
+    materialise(stage)
+    weight = dict(stage.module.named_parameters())["1.weight"]
+    assert weight.no_weight_decay
+    weight.sum().backward()
+    assert weight.grad.tolist() == [[0, 0], [0, 0]]

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from partita._torch.modules.contents import is_persistent_buffer
+from partita._torch.tensors.parameters import parameter_like
 from partita._torch.tensors.storage import has_memory
 from partita.errors import CheckpointError
 from partita.listing import listed
@@ -54,7 +55,7 @@ def parameters_on_meta() -> Iterator[None]:
             return None  # unchanged, so that a tied parameter stays one object
         real, on_meta = moved.get(id(parameter), (None, None))
         if real is None or real() is not parameter:
-            on_meta = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+            on_meta = parameter_like(parameter, parameter.detach().to("meta"))
             moved[id(parameter)] = (weakref.ref(parameter), on_meta)
         return on_meta
 
@@ -190,7 +191,7 @@ def _with_memory(tensor: Tensor, device: torch.device, table: Tensor | None) -> 
     else:
         value = torch.empty_like(tensor, device=device, requires_grad=False).fill_(_unset(tensor.dtype))
     if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(value, tensor.requires_grad)
+        return parameter_like(tensor, value)
     return value
 
 

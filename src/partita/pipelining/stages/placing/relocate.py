@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from partita._torch.tensors.parameters import parameter_like
 from partita._torch.tensors.storage import has_memory
 from partita.pipelining.interface.two_modes import graphs_in
 from partita.pipelining.stages.placing.materialise import tensor_slots
@@ -59,4 +60,4 @@ def _indexed(device: torch.device) -> torch.device:
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:
     value = tensor.detach().to(device)
-    return nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
+    return parameter_like(tensor, value) if isinstance(tensor, nn.Parameter) else value
