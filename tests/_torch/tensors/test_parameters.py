@@ -37,6 +37,16 @@ def test_class_and_attributes_are_those_of_the_parameter(kind: Any) -> None:
     assert parameter_like(weight, torch.zeros(2, device="meta")).device.type == "meta"
 
 
+def test_a_gradient_that_is_there_is_copied() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    weight.sum().backward()
+    other = parameter_like(weight, torch.zeros(2))
+    weight.grad = None
+    other.sum().backward()
+    assert isinstance(other.grad, Tensor)
+    assert other.grad.tolist() == [2, 2]
+
+
 def test_hooks_go_along_for_as_long_as_they_are_registered() -> None:
     seen: list[Tensor] = []
     weight = nn.Parameter(torch.ones(2))

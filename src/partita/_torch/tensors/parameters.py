@@ -26,7 +26,8 @@ def has_hooks(parameter: torch.Tensor) -> bool:
 
 def parameter_like(parameter: nn.Parameter, memory: torch.Tensor) -> nn.Parameter:
     """A parameter for the place of another one, with memory of its own, as ``nn.Module.to`` leaves it: of its
-    class, with its attributes, and with the hooks on its gradient for as long as these are registered there.
+    class, with its attributes, a copy of its gradient, and the hooks on that for as long as they are
+    registered there.
 
     Raises:
         NotSupported: a hook that waits for gradients of other tensors as well.
@@ -50,6 +51,8 @@ def parameter_like(parameter: nn.Parameter, memory: torch.Tensor) -> nn.Paramete
     result = with_class_of(parameter, nn.Parameter(memory, parameter.requires_grad))
     for name, value in vars(parameter).items():
         vars(result).setdefault(name, value)
+    if parameter.grad is not None:
+        result.grad = parameter.grad.to(result.device, copy=True)
     if has_hooks(parameter):
         result.requires_grad_()  # a frozen one takes no hooks, and keeps those that it has
         _add_hooks(result.register_hook, parameter._backward_hooks)
