@@ -171,10 +171,15 @@ class ValueStage(Stage):
         gradient that nobody needs, and `roots_of` leaves it out. Where one has a gradient that its users do
         not send, parameters would stay untrained.
         """
-        unsent = train and value.requires_grad and not expected.requires_grad
-        if unsent or not expected.fits(value):
+        if train and value.requires_grad and not expected.requires_grad:
+            raise SignatureMismatch(
+                f"stage {self.index} makes {expected.name} with a gradient, which no stage sends back, since "
+                "the parameters before it were frozen when the pipeline was cut: cut it while all are "
+                "trained that ever will be, and freeze those of stage.module after that; or cut it again"
+            )
+        if not expected.fits(value):
             raise SignatureMismatch(
                 f"stage {self.index} makes {expected.name}: {describe(value)}, but the pipeline was cut for "
-                f"{expected.describe()}: run it with the shapes, the dtypes of parameters, the autocast and "
-                "the frozen parameters that it was cut with, or cut it again"
+                f"{expected.describe()}: run it with the shapes, the dtypes of parameters and the autocast "
+                "that it was cut with, or cut it again"
             )
