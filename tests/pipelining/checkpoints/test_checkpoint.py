@@ -29,7 +29,7 @@ from tests.pipelining.resuming import (
 )
 from tests.pipelining.running import assert_equal
 from tests.runtime.worlds import ProcessWorld
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -38,8 +38,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from partita.errors import ArgumentError, CheckpointError
-from partita.pipelining import Schedule1F1B
+from partita.errors import ArgumentError, CheckpointError, NotProven
+from partita.pipelining import Schedule1F1B, pipeline
 from partita.pipelining.checkpoints import latest_checkpoint
 from partita.pipelining.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from partita.pipelining.checkpoints.files import manifest_writer
@@ -180,25 +180,63 @@ def test_wrappers_leave_no_trace_in_the_names(tmp_path: Path) -> None:
 
 
 class _Extra(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, seen: Any = 0) -> None:
         super().__init__()
         self.inner = nn.Linear(2, 2)
-        self.seen = 0
+        self.seen = seen
 
-    def get_extra_state(self) -> int:
+    def get_extra_state(self) -> Any:
         return self.seen
 
-    def set_extra_state(self, state: int) -> None:
+    def set_extra_state(self, state: Any) -> None:
         self.seen = state
 
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x)
+        return y
 
-def test_extra_state_of_a_whole_model_is_kept(tmp_path: Path) -> None:
-    model, other = _Extra(), _Extra()
-    model.seen = 7
-    save_checkpoint(tmp_path, model)
+
+_SEEN = (7, [1, 2], {"a": 1, "b": [{"c": "text"}, torch.ones(2)], "b.c": {"0": None}})
+
+
+@pytest.mark.parametrize("writer", ["partita", "torch"])
+@pytest.mark.parametrize("seen", _SEEN)
+def test_extra_state_of_a_whole_model_is_kept(tmp_path: Path, writer: str, seen: Any) -> None:
+    """Torch stores a dict item by item, and state that was one stayed as it was, without a word."""
+    model, other = _Extra(seen), _Extra()
+    if writer == "torch":
+        dcp.save({"model": model.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
+    else:
+        save_checkpoint(tmp_path, model)
     load_checkpoint(tmp_path, other)
-    assert other.seen == 7
+    assert_equal(other.seen, seen)
     assert_equal(dict(other.inner.state_dict()), dict(model.inner.state_dict()))
+
+
+def test_extra_state_of_stages_is_kept(tmp_path: Path) -> None:
+    def stages(seen: Any, count: int) -> list[Any]:
+        model, x = nn.Sequential(_Extra(seen), _Extra({"k": seen})), torch.ones(1, 2)
+        pipe = pipeline(model, (x,), stages=count, frontend="modules")
+        return [pipe.build_stage(index) for index in range(count)]
+
+    save_checkpoint(tmp_path, stages(5, 2))
+    (other,) = stages(0, 1)
+    load_checkpoint(tmp_path, other)
+    assert [module.seen for module in other.module.modules() if isinstance(module, _Extra)] == [5, {"k": 5}]
+    whole = nn.Sequential(_Extra(), _Extra())
+    load_checkpoint(tmp_path, whole)
+    assert [module.seen for module in whole] == [5, {"k": 5}]
+
+
+def test_extra_state_that_the_checkpoint_does_not_have_is_an_error(tmp_path: Path) -> None:
+    """Stages of a graph have none."""
+    model = nn.Sequential(_Extra(3))
+    with pytest.warns(NotProven, match=r"get_extra_state\(\) returns of '0' is in no stage of a graph"):
+        pipe = pipeline(model, (torch.ones(1, 2),), stages=1)
+    save_checkpoint(tmp_path, pipe.build_stage(0))
+    with pytest.raises(CheckpointError, match=r"does not have 'model.0._extra_state'.*strict=False"):
+        load_checkpoint(tmp_path, model)
+    assert load_checkpoint(tmp_path, model, strict=False).missing == ("0._extra_state",)
 
 
 def test_before_the_first_step_an_optimizer_has_no_state(tmp_path: Path) -> None:

@@ -69,7 +69,9 @@ class CheckpointSource:
         self.path = path
         self.allow_pickle = allow_pickle
         self._reader = CheckedReader(path, allow_pickle=allow_pickle)
-        self._there = self._reader.read_metadata().state_dict_metadata
+        metadata = self._reader.read_metadata()
+        self._there = metadata.state_dict_metadata
+        self._paths: Mapping[str, tuple[str | int, ...]] = metadata.planner_data or {}
         self.identity = self._reader.identity
         manifest = self._reader.manifest
         self.steps = None if manifest is None else manifest.steps
@@ -92,7 +94,7 @@ class CheckpointSource:
     def find(
         self, state: Sequence[StateValue], key: str, *, cast: bool
     ) -> tuple[list[tuple[str, Tensor]], list[str]]:
-        """Find the tensors of a model, and check their shapes and dtypes.
+        """Find the tensors of a model, and check their shapes and dtypes. Of extra state: is it there?
 
         Returns:
             The checkpoint's names, each with the tensor that it is for (two stages of this process may have a
@@ -109,6 +111,11 @@ class CheckpointSource:
                 continue
             self._check(place, part.value, cast)
             wanted.append((place, part.value.detach()))
+        missing |= {
+            entry.names[0]: None
+            for entry in state
+            if is_opaque(entry) and entry.value != {} and not self._parts_of(under(key, entry.names[0]))
+        }
         return wanted, list(missing)
 
     def _place(self, names: Iterable[str], key: str) -> str | None:
@@ -187,10 +194,29 @@ class CheckpointSource:
     def opaque(self, state: Sequence[StateValue], key: str) -> dict[str, Any]:
         """The modules' extra state that the checkpoint has, by name."""
         places = {entry.names[0]: under(key, entry.names[0]) for entry in state if is_opaque(entry)}
-        there = {name: place for name, place in places.items() if place in self._there}
-        wanted = {place: self._buffer(place, torch.empty(0)) for place in there.values()}
+        parts = {name: self._parts_of(place) for name, place in places.items()}
+        wanted = {place: self._buffer(place, torch.empty(0)) for inside in parts.values() for place in inside}
         self.read(wanted)
-        return {name: wanted[place] for name, place in there.items()}
+        return {
+            name: _whole({path: wanted[place] for place, path in inside.items()})
+            for name, inside in parts.items()
+            if inside
+        }
+
+    def _parts_of(self, name: str) -> dict[str, tuple[str | int, ...]]:
+        """What is stored of one value of a state dict: torch stores each item of a dict by itself, and of a
+        list that holds tensors or dicts. Each with its way into the value; that of a whole value is empty.
+        """
+        if name in self._there:
+            return {name: ()}
+        parts = {}
+        for place in self._there:
+            if place.startswith(f"{name}.") and place in self._paths:
+                path = self._paths[place]
+                depth = {".".join(map(str, path[:length])): length for length in range(len(path))}
+                if name in depth:
+                    parts[place] = path[depth[name] :]
+        return parts
 
     def read(self, wanted: dict[str, Any]) -> None:
         """Read into the tensors of ``wanted``, in place; other values are replaced there."""
@@ -263,3 +289,19 @@ class CheckpointSource:
             for place, value in wanted.items()
             if isinstance(value, bytes)
         }
+
+
+def _whole(parts: Mapping[tuple[str | int, ...], Any]) -> Any:
+    """A value, put together of its parts by their ways into it: text leads into a dict, a number into a list.
+
+    >>> _whole({("a", 0, "b"): 1, ("a", 1): 2, ("c",): 3})
+    {'a': [{'b': 1}, 2], 'c': 3}
+    """
+    if () in parts:
+        return parts[()]
+    inside: dict[str | int, dict[tuple[str | int, ...], Any]] = {}
+    for (first, *rest), value in parts.items():
+        inside.setdefault(first, {})[tuple(rest)] = value
+    items = {key: _whole(below) for key, below in inside.items()}
+    is_list = all(isinstance(key, int) for key in items)
+    return [items[key] for key in sorted(items, key=int)] if is_list else items

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -10,11 +11,11 @@ from torch.fx import GraphModule
 
 from partita._torch.autograd.region_switches import REGION_SWITCHES
 from partita._torch.modules.contents import named_state
-from partita.errors import CaptureError
+from partita.errors import CaptureError, NotProven
 from partita.listing import listed
 from partita.splitter import Piece
 
-__all__ = ["check_operations", "check_state", "unused_state"]
+__all__ = ["check_operations", "check_state", "unused_state", "warn_of_extra_state"]
 
 
 def check_operations(whole: GraphModule, pieces: Sequence[Piece]) -> None:
@@ -48,6 +49,28 @@ def check_state(model: nn.Module, stages: Iterable[nn.Module]) -> None:
         raise CaptureError(
             f"no stage holds {listed(lost)} of the model: it may have changed its parameters while it was "
             "captured; make them in __init__"
+        )
+
+
+def warn_of_extra_state(model: nn.Module) -> None:
+    """Warn of state that is no tensor: a graph holds what forward made of it.
+
+    Warns:
+        NotProven: names the modules.
+    """
+    modules = [
+        name or type(model).__name__
+        for name, module in model.named_modules()
+        if type(module).get_extra_state is not nn.Module.get_extra_state
+    ]
+    if modules:
+        warnings.warn(
+            f"what get_extra_state() returns of {listed(modules)} is in no stage of a graph: a checkpoint of "
+            "the stages is without it, and what forward reads of it stays as it was at the cut. Load it into "
+            "the model before the cut, and save it beside, as extra; or keep the modules' own code: "
+            'frontend="modules"',
+            NotProven,
+            stacklevel=3,
         )
 
 
