@@ -113,7 +113,7 @@ def _cut_by_torch(model: nn.Module, x: Tensor) -> Any:
 @pytest.mark.parametrize("kind", FAILS)
 def test_torch_can_not_cut_a_model_with_such_a_region(kind: type[nn.Module]) -> None:
     model, x = kind(), torch.randn(2, WIDTH)
-    with pytest.raises(RuntimeError):
+    with pytest.raises((AssertionError, RuntimeError)):  # the former with torch 2.11
         _cut_by_torch(model, x)
     assert torch.equal(pipeline(model, (x,), split_spec={"b": SplitPoint.END})(x), model(x))
 
