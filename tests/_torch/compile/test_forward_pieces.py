@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import copy
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
+from torch._dynamo.backends.debugging import aot_eager
 from torch._dynamo.exc import SkipFrame
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import symbolic_trace
@@ -17,6 +20,7 @@ from partita._torch.compile.forward_pieces import (
     run_fake,
     with_strides_of,
 )
+from partita.ddp import DDPOptimizer
 
 
 def test_tensors_become_fake_where_others_are() -> None:
@@ -88,3 +92,55 @@ def test_a_piece_is_compiled_and_its_results_are_known() -> None:
 def test_messages_to_dynamo_are_no_failures() -> None:
     assert must_reach_dynamo(SkipFrame("enough"))
     assert not must_reach_dynamo(ValueError("no"))
+
+
+class Ragged(nn.Module):
+    """Its layers run on a tensor that wraps the rows of all its sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        x = torch.nested.nested_tensor_from_jagged(self.layers[0](rows), torch.tensor([0, 2, 5]))
+        for layer in self.layers[1:]:
+            x = torch.tanh(layer(x))
+        return x.values()
+
+
+class Printing(nn.Module):
+    """Prints between its layers, by an operator whose calls are kept in their order by tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, layer in enumerate(self.layers):
+            x = torch.tanh(layer(x))
+            torch._higher_order_ops.print("layer {}", number)
+        return x
+
+
+@pytest.mark.parametrize("kind", [Ragged, Printing])
+def test_wrappers_and_tokens_cross_the_cuts_of_a_graph(
+    kind: type[nn.Module], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """AOTAutograd's first call, on fakes, returned what is wrapped, or a token, in the place of a result: the
+    next piece was compiled for that, and the frame ended in BackendCompilerFailed.
+    """
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = kind()
+    optimizer = DDPOptimizer(1, aot_eager, first_bucket_cap=1)
+    run = torch.compile(copy.deepcopy(model), backend=optimizer.compile_fn, fullgraph=True)
+    rows = torch.randn(5, 4)
+    shown = []
+    for module in (model, run):
+        for _ in range(2):
+            module(rows).square().mean().backward()
+        shown.append(capfd.readouterr().out)
+    assert optimizer.compiled == 3
+    assert shown[0] == shown[1]
+    for parameter, other in zip(run.parameters(), model.parameters(), strict=True):
+        assert torch.equal(parameter.grad, other.grad)

@@ -11,8 +11,10 @@ import torch
 from torch._dynamo.exc import RestartAnalysis, SkipFrame
 from torch._dynamo.utils import counters, to_fake_tensor
 from torch._guards import TracingContext, detect_fake_mode, tracing
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import is_fake
 from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from partita._torch.graph_module.graph_copy import copy_graph
@@ -28,6 +30,7 @@ __all__ = [
     "must_reach_dynamo",
     "run_fake",
     "with_strides_of",
+    "wraps_others",
 ]
 
 CompiledPiece = Callable[..., Any]
@@ -50,6 +53,10 @@ def copy_module(gm: GraphModule) -> GraphModule:
     given.
     """
     copied = lazy_module(copy_graph(gm.graph), type(gm).__name__, training=gm.training)
+    inputs = zip(*(each.graph.find_nodes(op="placeholder") for each in (gm, copied)), strict=True)
+    for node, its_copy in inputs:
+        if hasattr(node, "_dynamo_source"):
+            its_copy._dynamo_source = node._dynamo_source
     vars(copied).update({name: value for name, value in vars(gm).items() if name != "_graph"})
     return copied
 
@@ -61,7 +68,7 @@ def as_fake(examples: Sequence[Any]) -> list[Any]:
     mode = detect_fake_mode(list(examples))
     return [
         to_fake_tensor(value, mode)
-        if mode is not None and isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
+        if mode is not None and isinstance(value, torch.Tensor) and not is_fake(value)
         else value
         for value in examples
     ]
@@ -110,6 +117,11 @@ def compile_forward_piece(
 ) -> tuple[CompiledPiece, Any]:
     """Compile one piece, and find out what it returns.
 
+    The strides are read from what AOTAutograd returns when its function is called for the first time, with
+    fakes. Where tensors wrap others, that is what they wrap, so the piece as it came is run instead. So it is
+    where tokens, which come before the results, keep operators with effects in their order: that is seen only
+    after compiling, and such a piece is compiled once more.
+
     The piece gets a tracing context of its own. Backward graphs are compiled later, in whatever order their
     outputs are used, and read from it what belongs to their own piece.
 
@@ -129,17 +141,35 @@ def compile_forward_piece(
         own = copy.copy(whole)
         own.fw_metadata = None
         own.ddp_optimizer_ctx = None
-        own.fakify_first_call = True
+        own.fakify_first_call = not wraps_others([examples, _results(gm)])
     original = copy_module(gm)
     before = counters["aot_autograd"]["total"]
     with tracing(own) if own is not None else nullcontext():
         run = backend(gm, list(examples), **options)
         through_aot = counters["aot_autograd"]["total"] != before
-        if own is not None and through_aot:
+        if own is not None and through_aot and _has_tokens(own):
+            own.fakify_first_call = False
+            run = backend(copy_module(original), list(examples), **options)
+        if own is not None and through_aot and own.fakify_first_call:
             results = run_fake(run, examples)
             own.fakify_first_call = False
             return run, results
     return run, run_fake(original, examples)
+
+
+def wraps_others(values: Any) -> bool:
+    """Whether a tensor among ``values`` wraps other tensors (a jagged nested tensor, a `DTensor`)."""
+    return any(is_traceable_wrapper_subclass(leaf) for leaf in pytree.tree_leaves(values))
+
+
+def _results(gm: GraphModule) -> list[Any]:
+    """What Dynamo noted of what a piece returns."""
+    return [node.meta.get("example_value") for node in gm.graph.output_node().all_input_nodes]
+
+
+def _has_tokens(context: TracingContext) -> bool:
+    """Whether the forward graph that was compiled last takes and returns tokens."""
+    return context.fw_metadata is not None and bool(context.fw_metadata.tokens)
 
 
 def must_reach_dynamo(error: BaseException) -> bool:

@@ -26,6 +26,7 @@ from partita._torch.compile.forward_pieces import (
     must_reach_dynamo,
     run_fake,
     with_strides_of,
+    wraps_others,
 )
 from partita._torch.distributed.ddp_reducer import (
     FIRST_BUCKET_BYTES,
@@ -201,10 +202,10 @@ def use_partita_ddp_optimizer() -> Iterator[None]:
 def _key(gm: GraphModule, examples: Sequence[Any]) -> tuple[Any, ...] | None:
     """Equal for pieces that one compiled function serves; None for a piece that is compiled for itself.
 
-    A compiler takes note of inputs that share memory, and of sizes by their symbols.
+    A compiler takes note of inputs that share memory, of sizes by their symbols, and of what a tensor wraps.
     """
     tensors = [example for example in examples if isinstance(example, torch.Tensor)]
-    if len({storage_key(tensor) for tensor in tensors}) < len(tensors):
+    if wraps_others(tensors) or len({storage_key(tensor) for tensor in tensors}) < len(tensors):
         return None
     facts = [
         (type(e), str(tuple(e.shape)), str(e.stride()), e.dtype, e.device, e.requires_grad, e.is_leaf)
