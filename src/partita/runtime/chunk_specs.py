@@ -14,26 +14,26 @@ __all__ = ["Reduce", "Replicate", "Spec", "TensorChunkSpec", "WeightedMean", "ma
 
 @dataclass(frozen=True)
 class TensorChunkSpec:
-    """Cut this argument along `dim` (negative: from the end), whatever size the others have; concatenate this
-    result along it.
+    """Cut this argument along `split_dim` (negative: from the end), whatever size the others have;
+    concatenate this result along it.
     """
 
-    dim: int = 0
+    split_dim: int = 0
 
     @property
-    def split_dim(self) -> int:
-        """Another name of `dim`, as ``torch.distributed.pipelining`` calls it."""
-        return self.dim
+    def dim(self) -> int:
+        """Another name of `split_dim`."""
+        return self.split_dim
 
     @staticmethod
-    def from_tuple(dims: tuple[int, ...]) -> tuple[TensorChunkSpec, ...]:
+    def from_tuple(chunk_dims: tuple[int, ...]) -> tuple[TensorChunkSpec, ...]:
         """Return one spec for each positional argument."""
-        return tuple(TensorChunkSpec(dim) for dim in dims)
+        return tuple(TensorChunkSpec(dim) for dim in chunk_dims)
 
     @staticmethod
-    def from_dict(dims: Mapping[str, int]) -> dict[str, TensorChunkSpec]:
+    def from_dict(chunk_dims: Mapping[str, int]) -> dict[str, TensorChunkSpec]:
         """Return one spec for each keyword argument."""
-        return {name: TensorChunkSpec(dim) for name, dim in dims.items()}
+        return {name: TensorChunkSpec(dim) for name, dim in chunk_dims.items()}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.pipelining as their_package
 from tests.pipelining.running import assert_equal
 from torch import Tensor, nn
 from torch.distributed.pipelining import _backward as their_backward
@@ -17,6 +18,7 @@ from torch.distributed.pipelining import schedules as theirs
 from torch.distributed.pipelining import stage as their_stage
 from torch.nn.attention.flex_attention import create_block_mask
 
+from partita import pipelining as package
 from partita.errors import MicrobatchError, ScheduleError
 from partita.pipelining import _IR, _backward, _utils, microbatch, schedules, stage
 from partita.planning import Action, get_schedule, lower, validate
@@ -25,9 +27,34 @@ from partita.planning import Schedule as Plan
 ORDER = {0: ["0F0", "0F1", None, "0B0", "0B1"], 1: [None, "1F0", "1B0", "1F1", "1B1"]}
 
 
+def test_functions_and_methods_take_their_arguments_by_torchs_names() -> None:
+    """Seven did not: ``TensorChunkSpec(split_dim=1)`` was a TypeError."""
+    modules = ((their_package, package), (their_microbatch, microbatch), (theirs, schedules))
+    pairs = [
+        (getattr(there, name), getattr(here, name))
+        for there, here in modules
+        for name in here.__all__
+        if not name.startswith("_")
+        if callable(getattr(there, name, None)) and getattr(there, name).__module__.startswith("torch.distr")
+    ]
+    pairs += [
+        (getattr(kind, method), getattr(ours, method))
+        for kind, ours in pairs
+        if isinstance(kind, type)
+        for method in vars(kind)
+        if not method.startswith("_") and callable(getattr(kind, method)) and hasattr(ours, method)
+    ]
+    assert (their_microbatch.TensorChunkSpec.from_dict, package.TensorChunkSpec.from_dict) in pairs
+    others = [
+        function
+        for function, ours in pairs
+        if not set(signature(function).parameters) <= set(signature(ours).parameters)
+    ]
+    assert others == [their_package.Pipe]  # which pipeline() makes
+
+
 @pytest.mark.parametrize("name", _IR.__all__)
 def test_names_of_the_models_module_are_those_of_the_package(name: str) -> None:
-    package = __import__("partita.pipelining", fromlist=[name])
     assert getattr(_IR, name) is getattr(package, name)
 
 

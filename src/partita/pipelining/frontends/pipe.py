@@ -159,17 +159,17 @@ class Pipe(nn.Module, ABC):
     def _run_stages(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run all stages and return what the model returns."""
 
-    def get_stage_module(self, index: int) -> nn.Module:
+    def get_stage_module(self, stage_idx: int) -> nn.Module:
         """Return the module of one stage; its parameters have their original names.
 
         Raises:
             StageIndexError: there is no such stage.
         """
-        if not 0 <= index < self.num_stages:
+        if not 0 <= stage_idx < self.num_stages:
             raise StageIndexError(
-                f"there is no stage {index}: this pipe has stages 0 to {self.num_stages - 1}"
+                f"there is no stage {stage_idx}: this pipe has stages 0 to {self.num_stages - 1}"
             )
-        return self.split_gm.get_submodule(stage_name(index))
+        return self.split_gm.get_submodule(stage_name(stage_idx))
 
     def _stage_modules(self) -> Iterator[nn.Module]:
         return map(self.get_stage_module, range(self.num_stages))

@@ -244,7 +244,7 @@ _KINDS = (
 )
 
 
-def get_schedule_class(name: str) -> type[PipelineSchedule]:
+def get_schedule_class(schedule_name: str) -> type[PipelineSchedule]:
     """Return the class of a schedule, or of torch's bases, by name; the case of letters is ignored.
 
     Raises:
@@ -255,8 +255,8 @@ def get_schedule_class(name: str) -> type[PipelineSchedule]:
     """
     classes: dict[str, type[PipelineSchedule]] = {kind.kind.lower(): kind for kind in _KINDS}
     classes |= {base.__name__.lower(): base for base in (PipelineScheduleSingle, PipelineScheduleMulti)}
-    wanted = name.lower().removeprefix("schedule")
+    wanted = schedule_name.lower().removeprefix("schedule")
     if wanted not in classes:
         names = ", ".join(kind.kind for kind in _KINDS)
-        raise ScheduleError(f"there is no schedule class {name!r}: choose one of {names}")
+        raise ScheduleError(f"there is no schedule class {schedule_name!r}: choose one of {names}")
     return classes[wanted]

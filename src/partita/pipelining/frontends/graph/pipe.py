@@ -127,10 +127,10 @@ class GraphPipe(Pipe):
         routes.at(routes.sizes_of(flat), self.training)
         return self.split_gm(*args, **kwargs)
 
-    def get_stage_module(self, index: int) -> GraphModule:
+    def get_stage_module(self, stage_idx: int) -> GraphModule:
         """See `Pipe.get_stage_module`."""
-        super().get_stage_module(index)
-        return self._pieces[index].module
+        super().get_stage_module(stage_idx)
+        return self._pieces[stage_idx].module
 
     def build_stage(
         self,

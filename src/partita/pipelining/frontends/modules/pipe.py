@@ -84,9 +84,9 @@ class ModulePipe(Pipe):
             )
         return super().__getattr__(name)
 
-    def get_stage_module(self, index: int) -> StageModule:
+    def get_stage_module(self, stage_idx: int) -> StageModule:
         """See `Pipe.get_stage_module`."""
-        return cast("StageModule", super().get_stage_module(index))
+        return cast("StageModule", super().get_stage_module(stage_idx))
 
     def build_stage(
         self,
