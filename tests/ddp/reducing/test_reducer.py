@@ -13,6 +13,7 @@ from tests.ddp.alone import alone
 from tests.ddp.models import batch, loss_of, seeded
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
+from torch.testing._internal.two_tensor import TwoTensor
 
 from partita.ddp import partita_ddp, replicate
 from partita.errors import ExecutionError
@@ -34,6 +35,20 @@ def test_gradients_of_another_layout_than_the_embedding_says_are_refused_by_name
         nn.functional.embedding(torch.tensor([1]), module.weight, sparse=not sparse).sum().backward()
 
     with pytest.raises(ExecutionError, match=message):
+        alone(body)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_gradient_that_wraps_other_tensors_is_refused_by_name(compiled: bool) -> None:
+    """All that it wraps came to lie in one bucket, one over the other, so all but the last were wrong."""
+
+    def body(comm: Any) -> None:
+        module: Any = replicate(seeded(lambda: nn.Linear(3, 2)), comm, inner="aot_eager")
+        run = torch.compile(module, backend=partita_ddp) if compiled else module
+        for _ in range(2):
+            run(TwoTensor(torch.ones(4, 3), torch.zeros(4, 3))).sum().backward()
+
+    with pytest.raises(ExecutionError, match=r"gradient of '\w+' is a TwoTensor, which wraps other tensors"):
         alone(body)
 
 

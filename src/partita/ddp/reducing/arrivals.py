@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from partita._torch.autograd.running_pass import grad_version
+from partita._torch.tensors.subclasses import inner_tensors
 from partita._torch.tensors.versions import times_written
 from partita.ddp.buckets.bucket_layout import BucketLayout
 from partita.ddp.buckets.bucket_set import BucketSet
@@ -25,6 +26,7 @@ from partita.ddp.reducing.pass_errors import (
     changed_parameter,
     failed_everywhere,
     other_layout,
+    wrapping_gradient,
 )
 from partita.ddp.reducing.pass_state import PassState
 from partita.runtime import Comm
@@ -114,8 +116,8 @@ class GradientArrivals:
         """Note that autograd is done with ``grad`` of a parameter: it has added a gradient, or had none to.
 
         Raises:
-            ExecutionError: the gradient is sparse, or is not though its embedding says so; or its bucket has
-                been sent.
+            ExecutionError: the gradient wraps other tensors; or it is sparse, or is not though its embedding
+                says so; or its bucket has been sent.
         """
         # 1. Nothing to send: a pass that is not reduced, a gradient that was offered, or none at all.
         gradient, arrival = self._gradients[index], state.arrivals[index]
@@ -133,6 +135,9 @@ class GradientArrivals:
             return
 
         # 2. What can't be sent.
+        if inner_tensors(parameter.grad) is not None:
+            fault = wrapping_gradient(gradient.name, parameter.grad)
+            raise failed_everywhere(self._comm, fault, "backward")
         layout = torch.sparse_coo if index in self._buckets.sparse else torch.strided
         if parameter.grad.layout is not layout:
             fault = other_layout(gradient.name, parameter.grad)

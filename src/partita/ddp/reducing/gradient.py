@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from partita._torch.tensors.subclasses import inner_tensors
+
 __all__ = ["Arrival", "ParameterGradient"]
 
 
@@ -31,7 +33,9 @@ class ParameterGradient:
     came: bool = True
 
     def can_take(self, offer: torch.Tensor | None) -> bool:
-        """Return whether ``offer`` can be added to ``grad`` as it is: dense, and of the parameter's kind."""
+        """Return whether ``offer`` can be added to ``grad`` as it is: dense, with memory of its own, and
+        of the parameter's kind.
+        """
         if torch.is_grad_enabled():
             return False
         parameter = self.parameter
@@ -42,6 +46,7 @@ class ParameterGradient:
             return False
         return offer is None or (
             offer.layout is torch.strided
+            and inner_tensors(offer) is None
             and offer.shape == parameter.shape
             and offer.dtype == parameter.dtype
             and offer.device == parameter.device

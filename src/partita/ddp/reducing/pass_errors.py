@@ -19,6 +19,7 @@ __all__ = [
     "raised_on_some",
     "refuse_compiled_autograd",
     "unfinished_pass",
+    "wrapping_gradient",
 ]
 
 
@@ -53,6 +54,15 @@ def other_layout(name: str, gradient: torch.Tensor) -> str:
         f"the gradient of {name!r} is {has}, and the parameter is {weight} of an nn.Embedding or "
         "nn.EmbeddingBag with sparse=True, by which ranks know how to reduce it: let all that uses it agree "
         f"with that, or leave it out with ignored=[{name!r}] and reduce it yourself"
+    )
+
+
+def wrapping_gradient(name: str, gradient: torch.Tensor) -> str:
+    """A parameter has got a gradient that wraps other tensors, which have memory of their own."""
+    return (
+        f"the gradient of {name!r} is a {type(gradient).__name__}, which wraps other tensors, and buckets "
+        "reduce plain tensors: give the module plain inputs, let its forward hand on a plain tensor before "
+        f"this parameter is used, or leave it out with ignored=[{name!r}] and reduce what is wrapped yourself"
     )
 
 
