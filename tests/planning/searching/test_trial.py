@@ -60,3 +60,16 @@ def test_what_is_remembered_of_other_cuts_changes_nothing(seed: int) -> None:
         assert trial == Case(*arguments, recompute=True).timed("1F1B", layout, cuts, rows)
         without = case.changed(recompute=False).timed("1F1B", layout, cuts, rows)
         assert without == Case(*arguments, recompute=False).timed("1F1B", layout, cuts, rows)
+
+
+@pytest.mark.parametrize("seed", [2, 6, 18, 19])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_does_not_fit_is_not_timed(seed: int, recompute: bool) -> None:
+    profile = random_profile(seed, most_ranks=4)
+    case = Case(profile.costs, profile.cluster, profile.microbatches, 2.0, recompute)
+    layout = next(iter(layouts(profile.cluster, (1,), len(profile.costs.units))))
+    rows = rows_of(get_schedule("1F1B")(len(layout.own), profile.microbatches))
+    for cuts in _cuts(layout, len(profile.costs.units)):
+        trial = case.timed("1F1B", layout, cuts, rows)
+        fitting = case.timed_if_it_fits("1F1B", layout, cuts, rows)
+        assert fitting == (trial if trial.fits else None)

@@ -133,8 +133,8 @@ class Explorer:
         for order, cuts, regions in orders:
             if len(firsts) >= FINALISTS and order.end_s > firsts[FINALISTS - 1].end_s * (1 + _SAME):
                 break
-            trial = self._case.timed(LIST, layout, cuts, order.rows, regions)
-            if trial.fits:
+            trial = self._case.timed_if_it_fits(LIST, layout, cuts, order.rows, regions)
+            if trial is not None:
                 firsts = sorted((*firsts, trial), key=lambda one: one.key)
         if not firsts:
             # The least memory that there can be, so that it is known what is short.

@@ -19,7 +19,8 @@ from partita.planning.generators.making.problem import Problem, scheduling_probl
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.searching.layouts import Layout
 from partita.planning.searching.orders.beside import Beside, RowsInMemory
-from partita.planning.searching.orders.clock import Pass, Rows, Timing, has_backward, run_rows
+from partita.planning.searching.orders.clock import Pass, Rows, has_backward
+from partita.planning.searching.orders.fixed_order import FixedOrders
 from partita.planning.searching.orders.improve import lower_bound_s
 from partita.planning.searching.orders.row_memory import RowKinds, peak_of, row_kinds
 from partita.planning.searching.orders.rows_memo import RowsMemo
@@ -35,6 +36,7 @@ __all__ = ["Case", "Trial"]
 
 _ROUNDED = 1e-9
 """Times that differ by no more may be equal in a `Trial.key`."""
+_Fitted = tuple[tuple[Regions, ...], list[float]]
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class Case:
         self._placed: dict[Pass, PlacedPass] = {}
         self._in_memory = RowsMemo[RowsInMemory]()
         self._ends_s = RowsMemo[tuple[float, float]]()
+        self._orders = FixedOrders()
         self._peaks = RowsMemo[list[dict[tuple[object, ...], int]]]()
         self._limits = [cluster.memory(rank) for rank in range(cluster.ranks)]
         self._sends_tied = any(tied.gradient_bytes for tied in costs.tied)
@@ -119,6 +122,7 @@ class Case:
             case._stages = self._stages
         if case.microbatches == self.microbatches:
             case._placed, case._in_memory = self._placed, self._in_memory
+            case._orders = self._orders
             if case._stages is self._stages and cluster is None:
                 case._ends_s, case._peaks = self._ends_s, self._peaks
         if costs is None and case.recompute == self.recompute:
@@ -189,9 +193,19 @@ class Case:
         self, name: str, layout: Layout, cuts: Cuts, rows: Rows, regions: tuple[Regions, ...] | None = None
     ) -> Trial:
         """The trial of these rows; where they exceed the memory, as little as will do is recomputed."""
-        chosen, over = self._fitted(layout, cuts, rows, regions)
-        end_s, total_s = self._ends(layout, cuts, chosen, rows)
-        return Trial(name, layout, cuts, chosen, rows, end_s, total_s, tuple(over))
+        return self._timed(name, layout, cuts, rows, self._fitted(layout, cuts, rows, regions))
+
+    def timed_if_it_fits(
+        self, name: str, layout: Layout, cuts: Cuts, rows: Rows, regions: tuple[Regions, ...] | None = None
+    ) -> Trial | None:
+        """The same; None, and nothing is timed, where even so the memory is exceeded."""
+        fitted = self._fitted(layout, cuts, rows, regions)
+        return None if max(fitted[1]) > 0 else self._timed(name, layout, cuts, rows, fitted)
+
+    def _timed(self, name: str, layout: Layout, cuts: Cuts, rows: Rows, fitted: _Fitted) -> Trial:
+        regions, over = fitted
+        end_s, total_s = self._ends(layout, cuts, regions, rows)
+        return Trial(name, layout, cuts, regions, rows, end_s, total_s, tuple(over))
 
     def better(self, trial: Trial, cuts: Cuts) -> Trial | None:
         """The same order on other cuts with nothing recomputed that does not have to be; None where that is
@@ -207,15 +221,15 @@ class Case:
             if self._ends(layout, cuts, nothing, rows, problem)[0] > most_s:
                 return None
         # What exceeds the memory by more is not better, however fast it is.
-        chosen, over = self._fitted(layout, cuts, rows)
-        if max(over) > max(*trial.over, 0.0):
+        fitted = self._fitted(layout, cuts, rows)
+        if max(fitted[1]) > max(*trial.over, 0.0):
             return None
-        result = self.timed(trial.name, layout, cuts, rows, chosen)
+        result = self._timed(trial.name, layout, cuts, rows, fitted)
         return result if result.key < trial.key else None
 
     def _fitted(
         self, layout: Layout, cuts: Cuts, rows: Rows, regions: tuple[Regions, ...] | None = None
-    ) -> tuple[tuple[Regions, ...], list[float]]:
+    ) -> _Fitted:
         """What is recomputed, as little more than `regions` as will do, and what still exceeds the memory."""
         chosen: tuple[Regions, ...] = ((),) * (len(cuts) - 1) if regions is None else regions
         over = self._overflow(layout, cuts, chosen, rows)
@@ -236,20 +250,17 @@ class Case:
         remembered, key = self._ends_s.of(rows), (layout, cuts, regions)
         if key not in remembered:
             problem = problem or self.problem(layout, cuts, regions)
-            timing = run_rows(problem, rows)
-            end_s, total_s = (inf, inf) if timing is None else (timing.end_s, timing.total_s)
-            if timing is not None and self._sums_tied:
-                end_s = self._end_of_sums(problem, layout, cuts, rows, timing)
+            ends = self._orders.ends(problem, rows, again=bool(remembered))
+            end_s, total_s = (inf, inf) if ends is None else (max(ends), sum(ends))
+            if ends is not None and self._sums_tied:
+                end_s = self._end_of_sums(layout, cuts, rows, ends)
             remembered[key] = end_s, total_s
         return remembered[key]
 
-    def _end_of_sums(self, problem: Problem, layout: Layout, cuts: Cuts, rows: Rows, timing: Timing) -> float:
-        ends = [
-            [starts[-1] + problem.seconds[row[-1][0]][row[-1][1]]] if row else []
-            for row, starts in zip(rows, timing.starts, strict=True)
-        ]
-        after = gradient_sums(summed_gradients(self.costs, cuts), layout.stage_ranks, self.cluster, ends)
-        return max([timing.end_s, *(one.end_s for one in after)])
+    def _end_of_sums(self, layout: Layout, cuts: Cuts, rows: Rows, ends: Sequence[float]) -> float:
+        of_rows = [[end] if row else [] for row, end in zip(rows, ends, strict=True)]
+        after = gradient_sums(summed_gradients(self.costs, cuts), layout.stage_ranks, self.cluster, of_rows)
+        return max([*ends, *(one.end_s for one in after)])
 
     def _overflow(self, layout: Layout, cuts: Cuts, regions: Sequence[Regions], rows: Rows) -> list[float]:
         """For each rank, by how many bytes it exceeds its memory."""
@@ -258,31 +269,25 @@ class Case:
         peaks = zip(self._limits, self.peaks(layout, cuts, regions, rows), strict=False)
         return [-inf if limit is None else peak - limit for limit, peak in peaks]
 
-    @property
-    def _has_messages(self) -> bool:
-        """Whether stages have what depends on the order of passes, which a `Problem` does not know."""
-        return self.costs.entry_bytes is not None or self._sends_tied
-
     def _rows_in_memory(self, layout: Layout, rows: Rows, links: Collection[Link]) -> RowsInMemory:
         """What stays the same while rows are tried with other costs again: remembered."""
         remembered, key = self._in_memory.of(rows), (layout.stage_ranks, frozenset(links))
         if key not in remembered:
-            placed = [list(map(self._place, row)) for row in rows]
+            placed = [[self._placed.get(one) or self._place(one) for one in row] for row in rows]
             messages = messages_beside(placed, layout.stage_ranks, links)
             remembered[key] = RowsInMemory(placed, list(map(row_kinds, rows)), messages)
         return remembered[key]
 
     def _place(self, one: Pass) -> PlacedPass:
         """The pass with its microbatch in place of its number."""
-        placed = self._placed.get(one)
-        if placed is None:
-            kind, stage, number = one
-            placed = self._placed[one] = kind, stage, number % self.microbatches
+        kind, stage, number = one
+        placed = self._placed[one] = kind, stage, number % self.microbatches
         return placed
 
     def _beside(self, layout: Layout, cuts: Cuts, stages: Sequence[StageCost], rows: Rows) -> Beside:
         """For each rank its passes, and what lies there for messages and between stages beside them."""
-        if not self._has_messages:
+        # Without messages nothing depends on the order of passes that a `Problem` does not know.
+        if self.costs.entry_bytes is None and not self._sends_tied:
             return Beside(self._rows_in_memory(layout, rows, ()), MessageSizes({}, {}), [[] for _ in rows])
         handing = self._handing(cuts, stages)
         sizes = message_sizes(handing, layout.stage_ranks)
@@ -346,15 +351,19 @@ class Case:
         stage: int,
         cuts: Cuts,
         excess_of: Callable[[Mapping[int, StageCost]], int],
-    ) -> int:
+    ) -> float:
         """Change what a stage recomputes to the cheapest that fits; the bytes that are still too many."""
-        ends, rated = (cuts[stage], cuts[stage + 1]), []
-        for option in self.options(*ends):
+        ends, least = (cuts[stage], cuts[stage + 1]), inf
+        rated = ((self.stage(*ends, option, shared).recompute_s, option) for option in self.options(*ends))
+        for _, option in sorted(rated):
             costs[stage] = self.stage(*ends, option, shared)
-            rated.append((excess_of(costs), costs[stage].recompute_s, option))
-        excess, _, chosen[stage] = min(rated)
+            excess = excess_of(costs)
+            if excess < least:
+                least, chosen[stage] = excess, option
+            if not excess:
+                break  # the others take longer
         costs[stage] = self.stage(*ends, chosen[stage], shared)
-        return excess
+        return least
 
     def relaxed(self, trial: Trial) -> Trial:
         """The same order with nothing recomputed that does not have to be, where that is faster."""

@@ -15,7 +15,7 @@ U-Net is received long before it is needed where it has to make room for what it
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -194,7 +194,7 @@ class _Clocks:
         self._sends: list[list[_Sent]] = [[] for _ in rows]
         self._lanes = _Lanes(max(map(len, rows), default=0), len(rows))
         self._seen = [0] * len(rows)
-        self._open: list[dict[int, list[tuple[int, int, _Sent]]]] = [defaultdict(list) for _ in rows]
+        self._open: list[dict[int, list[tuple[int, int, _Sent]]]] = [{} for _ in rows]
         self._answered: list[list[_Sent]] = [[] for _ in rows]
         # For the passes of each stage, forward and back: their places, and what they take and send.
         places: tuple[list[dict[int, int]], ...] = tuple([{} for _ in stage_ranks] for _ in range(2))
@@ -211,6 +211,7 @@ class _Clocks:
             channel = _Channel(link, stage_ranks[taker], places[back][sender], places[back][taker])
             self._into[back][taker].append(channel)
             self._out_of[back][sender].append(channel)
+            self._open[stage_ranks[sender]].setdefault(channel.to, [])
 
     def run(self) -> list[list[_Sent]]:
         """Run all rows as far as they go, each pass once all that it takes has been sent; returns what each
@@ -221,6 +222,7 @@ class _Clocks:
         while runnable:
             rank = runnable.popleft()
             row, seen = self._rows[rank], self._seen[rank]
+            own, own_lane = lanes.of(seen, rank), rank * lanes.width
             for place in range(at[rank], len(row)):
                 kind, stage, microbatch = row[place]
                 if kind == _W:
@@ -237,8 +239,11 @@ class _Clocks:
                     break
                 # 2. What comes in says how far others are, and so what was answered.
                 for channel in channels:
-                    seen = lanes.latest(seen, channel.news.pop(microbatch, 0))
-                seen = lanes.latest(seen, (place + 1) << rank * lanes.width)
+                    news = channel.news.pop(microbatch, 0)
+                    if news:
+                        seen = lanes.latest(seen, news)
+                seen += (place + 1 - own) << own_lane  # nobody else knows more of this rank
+                own = place + 1
                 if channels:
                     self._answer(rank, seen)
                 # 3. Others wait for what it sends.
@@ -255,7 +260,9 @@ class _Clocks:
 
     def _answer(self, rank: int, seen: int) -> None:
         for to, unanswered in self._open[rank].items():
-            reached = self._lanes.of(seen, to) if unanswered else 0
+            if not unanswered:
+                continue
+            reached = self._lanes.of(seen, to)
             while unanswered and unanswered[0][0] < reached:
                 sent = heappop(unanswered)[-1]
                 sent.is_answered = True

@@ -64,7 +64,7 @@ def explain_cuts(costs: CostModel, plan: Plan) -> tuple[CutReason, ...]:
         if timed > _MOST_PASSES:
             moved.sort(key=lambda cuts: max(case.problem(layout, cuts).work_s()))
         others = (_timed(case, here, layout, rows, index, cuts) for cuts in moved)
-        fitting = (trial for trial in others if trial.fits)
+        fitting = (trial for trial in others if trial is not None)
         if timed > _MOST_PASSES:
             best = next(fitting, None)
         else:
@@ -84,12 +84,13 @@ def _moved(case: Case, cuts: Cuts, index: int, steps: int) -> list[Cuts]:
     ]
 
 
-def _timed(case: Case, here: Trial, layout: Layout, rows: Rows, index: int, cuts: Cuts) -> Trial:
+def _timed(case: Case, here: Trial, layout: Layout, rows: Rows, index: int, cuts: Cuts) -> Trial | None:
+    # What does not fit needs no time.
     # What is recomputed goes with the stages that stay.
     regions = tuple(
         () if stage in (index - 1, index) else chosen for stage, chosen in enumerate(here.regions)
     )
-    return case.timed(here.name, layout, cuts, rows, regions)
+    return case.timed_if_it_fits(here.name, layout, cuts, rows, regions)
 
 
 def _reason(costs: CostModel, place: int, end_s: float, index: int, best: Trial | None) -> CutReason:

@@ -42,6 +42,7 @@ class Timing:
 
     Attributes:
         end_s: the makespan.
+        ends: for each rank, when its last pass ends.
         starts: for each rank, the start of each pass.
         arrivals: when what a pass takes is there: of F by number, then of B or I by number; what stands
             behind those is the clock's own.
@@ -50,6 +51,7 @@ class Timing:
     """
 
     end_s: float
+    ends: list[float]
     starts: list[list[float]]
     arrivals: list[float]
     total_s: float
@@ -151,7 +153,7 @@ def _run(
         free[rank] = now
     if any(len(row) != len(done) for row, done in zip(rows, starts, strict=True)):
         return None
-    return Timing(max(free), starts, arrivals, sum(free))
+    return Timing(max(free), free, starts, arrivals, sum(free))
 
 
 def most_held(problem: Problem, rows: Sequence[Sequence[Pass]]) -> list[float]:
