@@ -253,6 +253,15 @@ def test_each_start_whose_cuts_are_moved_is_another_one() -> None:
     assert max(best.peak_bytes) <= (profile.cluster.memory(0) or 0)
 
 
+def test_each_schedule_made_for_costs_gets_its_borders_moved() -> None:
+    """Only the best was: two stages a rank took 158.6 s in place of 136.7 s."""
+    profile = random_profile(14, most_ranks=6)
+    candidates = search(profile.costs, profile.cluster, microbatches=profile.microbatches, schedules=["ZB2p"])
+    first, second = (candidate.makespan_s for candidate in candidates)
+    assert first < 122.8
+    assert second < 136.8
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_unequal_ranks_are_planned_for(seed: int) -> None:
     profile = random_profile(4 * seed + 1, most_ranks=3)

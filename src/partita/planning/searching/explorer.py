@@ -86,23 +86,26 @@ class Explorer:
         if kind.shape != layout.shape:
             return
         if kind.for_costs is not None:
-            for trial in self._for_costs(kind, layout):
-                self.keep(trial)
-            return
+            starts = list(self._for_costs(kind, layout))
+        else:
+            starts = [replace(trial, name=kind.name) for trial in self._by_name(kind, layout)]
+        self._starts[kind.name, layout] = starts
+        for trial in starts:
+            self.keep(trial)
+
+    def _by_name(self, kind: ScheduleKind, layout: Layout) -> list[Trial]:
+        """The trials of the kind's schedule; those of another name that means the same are taken."""
         named = self._schedule(kind, layout)
         if named is None:
-            return
+            return []
         schedule, rows = named
-        # Some names mean the same order where each rank has one stage.
         tried = self._tried.setdefault((layout, kind.hides_transfers), [])
         trials = next((trials for other_rows, trials in tried if other_rows == rows), None)
         if trials is None:
             chosen = dict.fromkeys(self._choices.for_schedule(kind, layout, schedule))
             trials = [self._case.timed(kind.name, layout, cuts, rows) for cuts in chosen]
             tried.append((rows, trials))
-        starts = self._starts[kind.name, layout] = [replace(trial, name=kind.name) for trial in trials]
-        for trial in starts:
-            self.keep(trial)
+        return trials
 
     def move_named_cuts(self, share: float = 1.0, finalists: int = FINALISTS) -> None:
         """Move the borders of the named schedules that are nearest to the best; their orders stay.
