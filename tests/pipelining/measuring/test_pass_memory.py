@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from partita.pipelining.measuring import pass_memory as pass_memory_module
 from partita.pipelining.measuring.pass_memory import OutputMemory, pass_memory
 from partita.pipelining.measuring.unit_run import UnitRun
 
@@ -121,6 +122,39 @@ def test_gradients_that_are_shared_are_copied_in_the_first_unit_of_a_stage_only(
     assert memory.copied_gradient_bytes == 2 * one.nbytes
     memory = pass_memory(unit(lambda one, other: one * other, one, other))
     assert (memory.backward_workspace_bytes, memory.copied_gradient_bytes) == (3 * one.nbytes, 0)
+
+
+UNITS: dict[str, Callable[..., Any]] = {
+    "product": lambda one, other: one * other,
+    "sum": lambda one, other: one + other,
+    "residual": lambda one, other: one + (one * other).tanh(),
+    "one passed on": lambda one, other: (one, one * other),
+    "both passed on": lambda one, other: (one, other),
+    "view": lambda one, other: (one.view(-1), other.t().exp()),
+    "one unused": lambda one, other: one.exp(),
+    "transposed": lambda one, other: one.t() @ other,
+    "joined": lambda one, other: torch.cat([one, other]),
+    "expanded": lambda one, other: (one.sum(), other.mean(0)),
+}
+
+
+@pytest.mark.parametrize("name", UNITS)
+@DEVICES
+def test_b_runs_once_where_it_needs_the_same_as_a_first_unit_and_within(
+    name: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_unit = unit(UNITS[name], x(device, 4, 4), x(device, 4, 4))
+    memory = pass_memory(a_unit)
+    backward = pass_memory_module._whole_workspace
+    monkeypatch.setattr(
+        pass_memory_module,
+        "_whole_workspace",
+        lambda *args, **options: (backward(*args, **options)[0], False),
+    )
+    assert pass_memory(a_unit) == memory
+    assert backward(a_unit, is_first=True)[1] == (
+        name not in ("sum", "one passed on", "both passed on", "expanded")
+    )
 
 
 @DEVICES

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -105,8 +106,8 @@ def pass_memory(unit: UnitRun) -> PassMemory:
     try:
         with FusedAttention():
             own_bytes, keeps_input, outputs, forward_workspace = _kept(unit)
-            whole_workspace = _whole_workspace(unit, is_first=False)
-            as_first = _whole_workspace(unit, is_first=True)
+            as_first, takes_over = _whole_workspace(unit, is_first=True)
+            whole_workspace = as_first if takes_over else _whole_workspace(unit, is_first=False)[0]
             halves = _halves(unit)
     finally:
         unit.drop_gradients()
@@ -184,10 +185,15 @@ class _FromTheUnitInFront(Function):
         return None, None
 
 
-def _whole_workspace(unit: UnitRun, *, is_first: bool) -> int:
-    """What B needs beyond what is kept, of the first unit of a stage or of one within it."""
+def _whole_workspace(unit: UnitRun, *, is_first: bool) -> tuple[int, bool]:
+    """What B needs beyond what is kept, of the first unit of a stage or of one within it; and whether each
+    leaf took over the gradient that came, so that the other one needs the same.
+
+    An input that is an output too is where B starts within a stage, and has no B as a leaf.
+    """
     leaves, arguments = unit.leaves()
     gradients: list[Tensor] = []
+    arrived: dict[int, int | None] = {}
     if not is_first:
 
         def within_stage(value: Any) -> Any:
@@ -199,12 +205,24 @@ def _whole_workspace(unit: UnitRun, *, is_first: bool) -> int:
         outputs = unit.call(*arguments)
         before = live.start_anew()
         roots, seeds = unit.roots(outputs)
+        is_passed_on = any(isinstance(it, Tensor) and it.requires_grad and it.is_leaf for it in outputs)
         if not roots:
-            return 0
+            return 0, not is_passed_on
+        for number, leaf in enumerate(leaves):
+            leaf.register_hook(partial(_note_memory, arrived, number))
         arrivals = Arrivals(leaves)
         run_backward(roots, seeds, accumulate=True)
         arrivals.gradients()
-        return live.most - before
+        takes_over = not is_passed_on and all(
+            leaf.grad is None or _memory_of(leaf.grad)[0] == arrived[number] is not None
+            for number, leaf in enumerate(leaves)
+        )
+        return live.most - before, takes_over
+
+
+def _note_memory(memories: dict[int, int | None], number: int, gradient: Tensor) -> None:
+    """Whose memory a gradient is; to hold on to the gradient itself would make autograd copy it."""
+    memories[number] = _memory_of(gradient)[0]
 
 
 class _Halves(NamedTuple):
