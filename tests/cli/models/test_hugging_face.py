@@ -52,7 +52,7 @@ def test_a_setting_that_only_the_models_own_code_asks_for_may_be_set() -> None:
     settings = (*LLAMA, "num_experts=2", "moe_intermediate_size=8", "head_dim=12")
     built = build(place="qwen3_moe", settings=settings, sequence=8)
     assert built.model.model.layers[0].self_attn.q_proj.out_features == 2 * 12
-    with pytest.raises(UsageError, match="--set head_din: a qwen3_moe configuration has no 'head_din'"):
+    with pytest.raises(UsageError, match="--set head_din: the qwen3_moe configuration has no 'head_din'"):
         build(place="qwen3_moe", settings=("head_din=12",))
 
 
@@ -160,6 +160,7 @@ def test_on_the_cpu_it_runs() -> None:
     ("options", "message"),
     [
         ({"place": "meta-llama/Llama-3.1-70B"}, "is no model type and no folder, and nothing is download"),
+        ({"place": "arce"}, "is no model type and no folder, .*; near are arcee"),
         ({"model_type": "lama"}, "there is no model type 'lama' in transformers .*near are .*llama"),
         ({"place": "llama", "settings": ("num_hidden_layer=2",)}, "did you mean 'num_hidden_layers'"),
         (

@@ -123,7 +123,7 @@ def read_config(transformers: ModuleType, model: HuggingFaceModel) -> Any:
     except Exception as error:
         if model_type in transformers.CONFIG_MAPPING:
             raise UsageError(
-                f"transformers can't make a {model_type} configuration: {_cause(error)}"
+                f"transformers can't make the {model_type} configuration: {_cause(error)}"
             ) from error
         raise _no_such_type(transformers, model_type, values.get("architectures")) from error
     settings = parse_settings(model.settings)
@@ -135,7 +135,7 @@ def read_config(transformers: ModuleType, model: HuggingFaceModel) -> Any:
             public = [attribute for attribute in dir(default) if not attribute.startswith("_")]
             near = difflib.get_close_matches(name, public, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UsageError(f"--set {name}: a {model_type} configuration has no {name!r}{hint}")
+            raise UsageError(f"--set {name}: the {model_type} configuration has no {name!r}{hint}")
     for name, value in settings.items():
         if isinstance(value, int) and value < 0 and _COUNT.search(name):
             raise UsageError(f"--set {name} is {value}: give a number that is not below 0")
@@ -164,7 +164,8 @@ def _read_values(transformers: ModuleType, model: HuggingFaceModel) -> tuple[dic
         if path is None:
             if model.place not in transformers.CONFIG_MAPPING:
                 raise UsageError(
-                    f"{model.place!r} is no model type and no folder, and nothing is downloaded: {_WAY_OUT}"
+                    f"{model.place!r} is no model type and no folder, and nothing is downloaded"
+                    f"{_near_types(transformers, model.place)}: {_WAY_OUT}"
                 )
             return {}, model.place
     if path is None:
@@ -194,8 +195,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _no_such_type(transformers: ModuleType, model_type: str, architectures: Any) -> UsageError:
     """The error; of a file whose code is not in transformers, with the type whose classes it names."""
-    near = difflib.get_close_matches(model_type, transformers.CONFIG_MAPPING, 3)
-    hint = f"; near are {', '.join(near)}" if near else ""
+    hint = _near_types(transformers, model_type)
     named = architectures if isinstance(architectures, list) else []
     for name, classes in vars(import_module("transformers.models.auto.modeling_auto")).items():
         if not name.endswith("_MAPPING_NAMES"):
@@ -207,6 +207,11 @@ def _no_such_type(transformers: ModuleType, model_type: str, architectures: Any)
     return UsageError(
         f"there is no model type {model_type!r} in transformers {transformers.__version__}{hint}"
     )
+
+
+def _near_types(transformers: ModuleType, name: str) -> str:
+    near = difflib.get_close_matches(name, transformers.CONFIG_MAPPING, 3)
+    return f"; near are {', '.join(near)}" if near else ""
 
 
 def _put(values: dict[str, Any], name: str, value: Any) -> None:
