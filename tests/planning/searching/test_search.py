@@ -23,6 +23,7 @@ from partita.planning import (
     schedule_of,
     search,
     simulate,
+    stage_costs,
     validate,
 )
 
@@ -244,6 +245,19 @@ def test_no_named_schedule_that_fits_is_better(seed: int) -> None:
         assert best_named_s(profile) == float("inf")
         return
     assert best.makespan_s <= best_named_s(profile) * (1 + 1e-9)
+
+
+def test_schedules_made_for_costs_have_the_cuts_of_their_plans() -> None:
+    """Borders were moved a quarter as often before the schedule was made: 207.6 s in place of 206.1 s."""
+    profile = random_profile(148)
+    plan = plan_stages(
+        profile.costs, 12, cluster=profile.cluster, schedule="ZB2p", microbatches=profile.microbatches
+    )
+    named = get_schedule("ZB2p")(
+        12, profile.microbatches, 6, costs=stage_costs(plan), cluster=profile.cluster
+    )
+    best = search(profile.costs, profile.cluster, microbatches=profile.microbatches, schedules=["ZB2p"])[0]
+    assert best.makespan_s <= simulate(named, stage_costs(plan), profile.cluster).makespan_s * (1 + 1e-9)
 
 
 def test_each_start_whose_cuts_are_moved_is_another_one() -> None:

@@ -21,14 +21,14 @@ from partita.planning.searching.orders.improve import Budget
 from partita.planning.searching.orders.list_schedule import best_order, first_order
 from partita.planning.searching.trial import Case, Trial
 
-__all__ = ["FINALISTS", "LIST", "Explorer"]
+__all__ = ["FINALISTS", "LIST", "Explorer", "moving_budget"]
 
 LIST = "ListSchedule"
 """The name of an order that the search has made itself."""
 _MOST_CUTS = 300
 FINALISTS = 4
-_MOST_MOVES = 400
-"""So often borders are moved for a schedule that is made for costs, before it is."""
+_MOST_MOVES, _MOST_PASSES_MOVED = 1_600, 2_000_000
+"""So often borders are moved for one schedule alone, and so many passes timed for that."""
 _SAME = 1e-6
 _EQUAL_PASSES = 1_000_000
 """So many passes may be timed to make stages equal."""
@@ -279,8 +279,8 @@ class Explorer:
             yield case.timed(kind.name, layout, cuts, rows_of(schedule), regions)
 
     def _cuts_by_name(self, kind: ScheduleKind, layout: Layout) -> tuple[Cuts, tuple[Regions, ...]]:
-        """The cuts that suit the kind's schedule for equal costs, moved."""
-        budget = Budget(_MOST_MOVES * 3 * len(layout.own) * self._case.microbatches)
+        """The cuts that suit the kind's schedule for equal costs, moved: those of `plan_stages`."""
+        budget = moving_budget(len(layout.own), self._case.microbatches)
         by_name = Explorer(self._case, budget, trains=self._trains)
         by_name.try_named(replace(kind, for_costs=None), layout)
         by_name.move_named_cuts()
@@ -313,6 +313,11 @@ class Explorer:
         for cuts in all_cuts(problem, stages, _MOST_CUTS):
             if (cuts, nothing) not in offered and self._budget.take(3 * stages * self._case.microbatches):
                 yield cuts, nothing
+
+
+def moving_budget(stages: int, microbatches: int) -> Budget:
+    """How many passes may be timed to move the borders of one schedule, when nothing else is tried."""
+    return Budget(min(_MOST_MOVES * 3 * stages * microbatches, _MOST_PASSES_MOVED))
 
 
 def _placed(rows: Rows, layout: Layout) -> Rows:

@@ -18,15 +18,11 @@ from partita.planning.cutting.make_stage import make_stage
 from partita.planning.generators.registry import ScheduleKind, get_schedule
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.plan import Plan
-from partita.planning.searching.explorer import Explorer
+from partita.planning.searching.explorer import Explorer, moving_budget
 from partita.planning.searching.layouts import Layout
-from partita.planning.searching.orders.improve import Budget
 from partita.planning.searching.trial import Case
 
 __all__ = ["count_of_units", "plan_stages", "too_many_stages"]
-
-_MOST_TIMED, _MOST_PASSES = 1_600, 2_000_000
-"""So often the step may be timed, and so many passes in all."""
 
 
 def plan_stages(
@@ -208,8 +204,7 @@ def _cuts_by_simulation(
     case: Case, kind: ScheduleKind, placement: tuple[int, ...], for_equal_stages: float | None
 ) -> Cuts | None:
     """The cuts with the shortest simulated step, borders moved; None where none was found that fits."""
-    passes = 3 * len(placement) * case.microbatches
-    budget = Budget(min(_MOST_TIMED * passes, _MOST_PASSES))
+    budget = moving_budget(len(placement), case.microbatches)
     # Plans by name have no order of their own, so the one that costs make no difference to counts.
     by_name = replace(kind, for_costs=None)
     explorer = Explorer(case, budget, trains=kind.trains)
