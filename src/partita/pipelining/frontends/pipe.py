@@ -188,9 +188,10 @@ class Pipe(nn.Module, ABC):
         Args:
             stage_index: which stage.
             device: where it runs. Tensors that lie elsewhere are copied there, and operations that make
-                tensors make them there; this pipe and the user's model are not changed. With None, or where
-                all tensors are there already, the stage's parameters are the model's own. Tensors on the meta
-                device are left for `materialise`.
+                tensors make them there; this pipe and the user's model are not changed. Copied parameters
+                have the class, attributes, gradients and hooks that ``model.to(device)`` leaves them. With
+                None, or where all tensors are there already, the stage's parameters are the model's own.
+                Tensors on the meta device are left for `materialise`.
             group: the process group of the pipeline's ranks; the default group if neither it nor ``comm`` is
                 given.
             comm: the communication between the ranks.
