@@ -64,11 +64,12 @@ FRONT_ENDS: dict[Literal["capture", "modules"], Callable[..., Any]] = {
     ("model", "args", "text"),
     [
         (_function, (X,), r"the model is a torch\.nn\.Module, got function"),
-        (_Two, (X,), r"the model is a torch\.nn\.Module, got type"),
+        (_Two, (X,), r"the model is a torch\.nn\.Module, got type: make one, _Two\(\.\.\.\)"),
         (_Two(), X, r"args is a tuple of positional arguments, got Tensor: write \(x,\)"),
+        (_Two(), {"x": X}, r"positional arguments, got dict: give \(\) there, and arguments by name as the"),
         (_Two(nn.LazyLinear(8)), (X,), r"parameters without a shape yet \('a\.weight' and 1 more\): call it"),
     ],
-    ids=["function", "class", "args", "lazy"],
+    ids=["function", "class", "args", "named", "lazy"],
 )
 def test_what_nothing_can_be_made_of_is_refused_at_once(
     front_end: Callable[..., Any], model: Any, args: Any, text: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -91,9 +91,9 @@ def check_call(model: nn.Module, args: tuple[Any, ...]) -> None:
     """
     # What is not given as Python code with arguments.
     if not isinstance(model, nn.Module):
-        raise CaptureError(
-            f"the model is a torch.nn.Module, got {type(model).__name__}: call it in the forward of a module"
-        )
+        is_class = isinstance(model, type)
+        cure = f"make one, {model.__name__}(...)" if is_class else "call it in the forward of a module"
+        raise CaptureError(f"the model is a torch.nn.Module, got {type(model).__name__}: {cure}")
     if isinstance(model, torch.jit.ScriptModule):
         raise CaptureError(
             f"the model is a {type(model).__name__} of torch.jit, whose Python code is gone: give the module "
@@ -106,9 +106,10 @@ def check_call(model: nn.Module, args: tuple[Any, ...]) -> None:
             "pipeline(..., compile=True) or stage.compile()"
         )
     if not isinstance(args, tuple):
-        raise CaptureError(
-            f"args is a tuple of positional arguments, got {type(args).__name__}: write (x,) for a single one"
-        )
+        cure = "write (x,) for a single one"
+        if isinstance(args, Mapping):
+            cure = "give () there, and arguments by name as the next argument"
+        raise CaptureError(f"args is a tuple of positional arguments, got {type(args).__name__}: {cure}")
     # Parameters that are not there yet, or on other ranks too.
     lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
     if lazy:

@@ -71,6 +71,11 @@ def test_arguments_may_be_given_by_name_or_position() -> None:
             {"shift": 0},
             "arguments missing: pair. The model was captured with x, pair, shift: give exactly",
         ),
+        (
+            ({"pair": 1, "shift": 0},),
+            {},
+            "missing: pair, shift.*x is a dict that has them, so give its items",
+        ),
         (("x", "p"), {"shift": 0, "scale": 1.0}, "arguments not there at capture: scale"),
         (("x", "p"), {"shift": 0, "pair": 1}, "arguments given twice: pair"),
         (("x", "p", "q"), {"shift": 0}, "the model takes 2 positional arguments, got 3"),

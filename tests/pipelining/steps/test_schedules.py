@@ -13,7 +13,14 @@ from tests.pipelining.running import Record, assert_equal, assert_same, cut, err
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from partita.errors import ExecutionError, MicrobatchError, PeerFailed, ScheduleError, SignatureMismatch
+from partita.errors import (
+    ArgumentError,
+    ExecutionError,
+    MicrobatchError,
+    PeerFailed,
+    ScheduleError,
+    SignatureMismatch,
+)
 from partita.pipelining import (
     Pipe,
     Schedule1F1B,
@@ -582,6 +589,17 @@ def test_parameters_are_unfrozen_one_stage_after_the_other_where_all_were_traine
             verify_step(schedule, reference, *args, target=target)
 
     InProcessWorld(3).run(body)
+
+
+def test_what_is_no_stage_is_refused() -> None:
+    pipe = cut(PLAIN, 2)
+
+    def body(comm: Comm) -> None:
+        for other in (pipe, pipe.get_stage_module(comm.rank), [pipe], None):
+            with pytest.raises(ArgumentError, match=r"runs stages, and this is a .*build_stage\(\)"):
+                ScheduleGPipe(other, 2)  # type: ignore[arg-type]
+
+    InProcessWorld(2).run(body)
 
 
 def test_a_tied_parameter_frozen_after_the_cut_is_refused() -> None:

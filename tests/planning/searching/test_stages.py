@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from itertools import combinations, pairwise
+from typing import Any
 
 import pytest
 from benchmarks.planner_steps import balanced
@@ -196,8 +197,8 @@ def test_pinned_borders_set_the_limit() -> None:
     assert plan_stages(costs, 2).stages[1].first_unit == 3
 
 
-@pytest.mark.parametrize("stages", [0, -1, 1.5, True])
-def test_stages_below_one_are_refused(stages: int) -> None:
+@pytest.mark.parametrize("stages", [0, -1, 1.5, True, "2"])
+def test_stages_below_one_are_refused(stages: Any) -> None:
     with pytest.raises(InfeasiblePlan, match="give a whole number of at least 1"):
         plan_stages(blocks(3), stages)
 

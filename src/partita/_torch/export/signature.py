@@ -139,10 +139,11 @@ class Signature:
         if twice or missing or extra:
             problems = {"given twice": twice, "missing": missing, "not there at capture": extra}
             which = "; ".join(f"{what}: {', '.join(names)}" for what, names in problems.items() if names)
-            raise ArgumentError(
-                f"arguments {which}. The model was captured with {', '.join(wanted)}: give exactly these, or "
-                "capture it again with the others"
-            )
+            cure = "give exactly these, or capture it again with the others"
+            for name, value in values.items():
+                if isinstance(value, Mapping) and missing and {*missing} <= {*value}:
+                    cure = f"{name} is a {type(value).__name__} that has them, so give its items by name (**)"
+            raise ArgumentError(f"arguments {which}. The model was captured with {', '.join(wanted)}: {cure}")
         return tuple(values[name] for name in names), {name: values[name] for name in named}
 
     def _captured(self) -> tuple[int, dict[str, None]]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from partita.capture.proving.autocasts import current_autocast
 from partita.errors import ScheduleError, SignatureMismatch
 from partita.pipelining.interface.routes import Routes, TiedGradients
+from partita.pipelining.stages.placing.state_of_stage import stages_to_run
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.stages.step_count import StepCount
 from partita.pipelining.steps.loss_weights import LossWeights, check_targets, step_weights
@@ -111,9 +112,7 @@ class PipelineSchedule:
         tied_gradients: TiedGradients = "exact",
         tracer: Recorder = NULL_TRACER,
     ) -> None:
-        own_stages = [stages] if isinstance(stages, Stage) else list(stages)
-        if not own_stages:
-            raise ScheduleError("a rank needs at least one stage: pass the stage that it built")
+        own_stages = stages_to_run(stages)
         cutting = Cutting(n_microbatches, args_chunk_spec, kwargs_chunk_spec, own_stages[0].example)
         self.options = ScheduleOptions(cutting, output_merge_spec, scale_grads, seed, tied_gradients)
         self.stages = {stage.index: stage for stage in own_stages}

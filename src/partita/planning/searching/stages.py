@@ -22,7 +22,7 @@ from partita.planning.searching.explorer import Explorer, moving_budget
 from partita.planning.searching.layouts import Layout
 from partita.planning.searching.trial import Case
 
-__all__ = ["count_of_units", "plan_stages", "too_many_stages"]
+__all__ = ["check_stage_count", "count_of_units", "plan_stages", "too_many_stages"]
 
 
 def plan_stages(
@@ -153,8 +153,7 @@ def plan_stages(
 
 
 def _check_stages(costs: CostModel, stages: int) -> None:
-    if isinstance(stages, bool) or not isinstance(stages, int) or stages < 1:
-        raise InfeasiblePlan(f"stages is {stages!r}: give a whole number of at least 1")
+    check_stage_count(stages)
     most = len(costs.allowed_borders) + 1
     if stages > most:
         why = (
@@ -163,6 +162,16 @@ def _check_stages(costs: CostModel, stages: int) -> None:
             else f"{most - 1} borders where a cut is allowed"
         )
         raise too_many_stages(stages, most, why)
+
+
+def check_stage_count(stages: object) -> None:
+    """Check that it is a number of stages.
+
+    Raises:
+        InfeasiblePlan: it is not.
+    """
+    if isinstance(stages, bool) or not isinstance(stages, int) or stages < 1:
+        raise InfeasiblePlan(f"stages is {stages!r:.40}: give a whole number of at least 1")
 
 
 def count_of_units(units: int, why: str = "") -> str:

@@ -21,7 +21,7 @@ from partita.planning import (
     stage_costs,
 )
 from partita.planning.generators.plan_schedule import schedule_of
-from partita.planning.searching.stages import count_of_units, too_many_stages
+from partita.planning.searching.stages import check_stage_count, count_of_units, too_many_stages
 from partita.planning.simulating.simulate import peak_bytes
 from partita.runtime import Comm, ProcessGroupComm
 from partita.runtime.publish_errors import publish_errors
@@ -64,6 +64,8 @@ class PlanRequest:
                 f"plan is {self.plan!r:.40}: give a Plan of partita.planning (Plan.from_json reads one), or "
                 "'auto'"
             )
+        if self.stages is not None:
+            check_stage_count(self.stages)
         if self.tied_gradients not in ("exact", "reduced"):
             raise ArgumentError(f"tied_gradients is {self.tied_gradients!r:.40}: give exact or reduced")
         self.check()  # before the model is captured

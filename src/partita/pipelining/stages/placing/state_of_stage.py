@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from partita.errors import ArgumentError
+from partita.errors import ArgumentError, ScheduleError
 from partita.pipelining.stages.stage import Stage
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "is_opaque",
     "listed_stages",
     "stage_modules",
+    "stages_to_run",
     "state_of_stage",
 ]
 
@@ -60,6 +61,26 @@ def listed_stages(stages: Stages) -> list[Stage | nn.Module]:
                 f"stages holds a {type(value).__name__}: give what pipe.build_stage() returned, a list of "
                 "such stages, or a whole model"
             )
+    return as_list
+
+
+def stages_to_run(stages: Stage | Sequence[Stage]) -> list[Stage]:
+    """A list of the stages that a schedule is made of.
+
+    Raises:
+        ArgumentError: something else, such as a pipe or a stage's module.
+        ScheduleError: there is none.
+    """
+    as_list: list[Any] = list(stages) if isinstance(stages, (list, tuple)) else [stages]
+    for value in as_list:
+        if not isinstance(value, Stage):
+            raise ArgumentError(
+                f"a schedule runs stages, and this is a {type(value).__name__}: give what pipe.build_stage() "
+                "or partita.pipelining.build_stage() returned, a partita.pipelining.PipelineStage, or a list "
+                "of them"
+            )
+    if not as_list:
+        raise ScheduleError("a rank needs at least one stage: pass the stage that it built")
     return as_list
 
 
