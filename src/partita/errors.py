@@ -32,7 +32,7 @@ Each also subclasses the built-in that a caller would reach for, so ``except Val
     LongCapture (UserWarning)                 a loop of the model becomes a very large graph
     NotProven (UserWarning)                   what was captured could not be compared with the model
     NotCompiled (UserWarning)                 a stage or graph that was to be compiled runs as it is
-    ReplicasDiffer (UserWarning)              replicas whose gradients are equal have other weights
+    ReplicasDiffer (UserWarning)              each rank trains a model of its own
 """
 
 from __future__ import annotations
@@ -232,4 +232,4 @@ class NotProven(UserWarning):
 
 
 class ReplicasDiffer(UserWarning):
-    """Ranks get equal gradients and have other weights: each trains a model of its own."""
+    """Each rank trains a model of its own: weights are not equal, or nothing averages their gradients."""

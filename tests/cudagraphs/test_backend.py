@@ -13,6 +13,7 @@ import torch
 from tests.cudagraphs.capturing import AllWorthIt, CountingRecorder, Net, assert_same_state, batch, capturing
 from tests.own_functions import OwnFunctions
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn.attention.flex_attention import flex_attention
 
 from partita.cudagraphs import CudaGraphsBackend, ReplayRecorder, backend, cudagraphs
@@ -310,6 +311,12 @@ def test_options_come_through_torch_compile() -> None:
 def test_an_option_that_can_not_be_used_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         CudaGraphsBackend(**options)
+
+
+def test_a_mode_of_inductors_is_refused() -> None:
+    compiled = torch.compile(lambda x: x + 1, backend="partita_cudagraphs", mode="reduce-overhead")
+    with pytest.raises(BackendCompilerFailed, match="mode is 'reduce-overhead', and modes are Inductor's"):
+        compiled(torch.zeros(1))
 
 
 def test_a_graph_with_a_margin_loss_runs_as_it_is() -> None:

@@ -34,6 +34,7 @@ from partita.cudagraphs.regions.partition import cut_at_regions
 from partita.cudagraphs.replaying.entry import CacheInfo
 from partita.cudagraphs.replaying.input_memory import InputMemory
 from partita.cudagraphs.replaying.module import CudaGraphModule
+from partita.errors import ArgumentError
 from partita.graph.effects import metadata
 from partita.runtime.graph_compiler import runs_as_it_is
 from partita.splitter.result import Piece
@@ -199,17 +200,27 @@ class CudaGraphsBackend:
 
 
 def cudagraphs(
-    gm: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+    gm: GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """The backend ``"partita_cudagraphs"``: torch's ``cudagraphs``, but one node that can't be captured
     costs only itself.
 
     Args:
+        mode: there is none; ``torch.compile(..., mode=...)`` hands it on.
         options: see `BackendOptions`; ``torch.compile(..., options={...})`` hands them on.
 
     Raises:
-        ArgumentError: an option that can't be used.
+        ArgumentError: an option that can't be used, or a mode.
     """
+    if mode is not None:
+        raise ArgumentError(
+            f"mode is {mode!r}, and modes are Inductor's: partita_cudagraphs records in any case, so leave "
+            'it out; options={"inner": "inductor"} compiles what is recorded'
+        )
     return CudaGraphsBackend(**dict(options or {}))(gm, inputs)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.ddp import models
 from tests.ddp.alone import alone
 from tests.ddp.models import batch, loss_of, seeded
+from tests.group_of_one import group_of_one
 from torch import nn
 from torch._inductor import compile_fx, config
 from torch.fx import Graph, GraphModule
@@ -17,7 +20,7 @@ from torch.fx import Graph, GraphModule
 from partita.ddp import replicate
 from partita.ddp.compiled.backend import partita_ddp
 from partita.ddp.replicas.replication import REPLICATIONS
-from partita.errors import ArgumentError, NotCompiled
+from partita.errors import ArgumentError, NotCompiled, ReplicasDiffer
 
 
 @pytest.mark.parametrize(
@@ -99,6 +102,34 @@ def test_inductor_does_not_compute_again_from_a_buffer_that_was_written() -> Non
             torch.testing.assert_close(ours.grad, theirs.grad)
 
     alone(body)
+
+
+def _compiled_and_trained(module: nn.Module) -> nn.Module:
+    compiled: Any = torch.compile(module, backend=partita_ddp, options={"inner": "aot_eager"})
+    loss_of(compiled(batch(0, 0))).backward()
+    return module
+
+
+def test_a_module_that_nobody_replicated_is_warned_of_where_there_are_other_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each rank trained a model of its own, without a word."""
+    with group_of_one(), warnings.catch_warnings():
+        warnings.simplefilter("error", ReplicasDiffer)
+        _compiled_and_trained(seeded(models.mlp))
+        torch.compiler.reset()
+        monkeypatch.setattr(dist, "get_world_size", lambda *_: 2)
+        wrapped = nn.parallel.DistributedDataParallel(seeded(models.mlp))
+        _compiled_and_trained(wrapped)
+        del wrapped
+        torch.compiler.reset()
+        module = seeded(models.mlp)
+        with torch.no_grad():
+            torch.compile(module, backend=partita_ddp, options={"inner": "aot_eager"})(batch(0, 0))
+        with pytest.warns(
+            ReplicasDiffer, match=r"each of the 2 ranks trains .* Call replicate\(module\) before"
+        ):
+            _compiled_and_trained(module)
 
 
 # Dynamo itself looks at .grad of what a graph break passes on.

@@ -14,8 +14,10 @@ import torch
 from tests.ddp import models
 from tests.ddp.alone import alone
 from tests.ddp.models import batch, loss_of, seeded
+from tests.group_of_one import group_of_one
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.two_tensor import TwoTensor
 
 from partita.ddp import partita_ddp, replicate
@@ -318,13 +320,34 @@ def test_another_module_of_the_same_class_is_not_replicated() -> None:
             {"comm_hook": "fp16"},
             "comm_hook is a function of a flat bucket and a comm, got 'fp16'",
         ),
+        (nn.Linear(2, 2), {"bucket_cap_mb": "25"}, "bucket_cap_mb is '25': give a size above 0, in MiB"),
+        (nn.Linear(2, 2), {"ignored": "weight"}, r"ignored is the text 'weight': give a list of names, \['w"),
+        (nn.Linear(2, 2), {"late": ["wieght"]}, "late names 'wieght', which the module does not have"),
     ],
 )
-def test_what_is_no_module_and_what_is_no_comm_hook_is_refused_at_once(
+def test_what_replicate_can_not_use_is_refused_at_once(
     module: Any, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ArgumentError, match=message):
         alone(lambda comm: replicate(module, comm, **options))
+
+
+def test_a_module_that_torch_replicates_is_refused() -> None:
+    with group_of_one():
+        wrapped = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+        with pytest.raises(
+            ArgumentError, match=r"a DistributedDataParallel, which averages .*the module inside"
+        ):
+            replicate(wrapped)
+        del wrapped
+
+
+@pytest.mark.parametrize("group", ["gloo", "mesh"])
+def test_what_is_no_process_group_is_refused(group: Any) -> None:
+    with group_of_one():
+        other: Any = init_device_mesh("cpu", (1,)) if group == "mesh" else group
+        with pytest.raises(ArgumentError, match=r"process_group is of type .*needed here"):
+            replicate(nn.Linear(2, 2), other)
 
 
 def test_a_comm_hook_that_returns_no_handle_is_named() -> None:

@@ -15,6 +15,7 @@ __all__ = [
     "converts_borders",
     "data_parallel_part",
     "expect_backward",
+    "in_forward_of_ddp",
     "reduces",
     "replicated_in_place",
     "sharded_roots",
@@ -44,6 +45,11 @@ def replicated_in_place(modules: Iterable[nn.Module]) -> bool:
     to any of ``modules``.
     """
     return any(map(_hides_ddp, modules))
+
+
+def in_forward_of_ddp() -> bool:
+    """Whether a forward pass of torch's `DistributedDataParallel`, which reduces gradients, is under way."""
+    return DistributedDataParallel._get_active_ddp_module() is not None
 
 
 def data_parallel_part(module: nn.Module) -> tuple[str, nn.Module] | None:

@@ -11,21 +11,26 @@ ready.
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import nn
 from torch.fx import GraphModule
 
 from partita._torch.autograd.running_pass import compiled_nodes, current_node
 from partita._torch.compile.aot import AotGraph, Boxed, takes_a_list
 from partita._torch.compile.training_graphs import GraphCompiler, compile_training
+from partita._torch.distributed.gradient_sync import in_forward_of_ddp
 from partita._torch.tensors.versions import times_written
 from partita.ddp.compiled.cutting import BackwardGraph, cut_backward
 from partita.ddp.compiled.program import BackwardProgram, program_of
 from partita.ddp.reducing.agreement import fingerprint_of
 from partita.ddp.reducing.reducer import Reducer
 from partita.ddp.replicas.replication import REPLICATIONS
+from partita.errors import ReplicasDiffer
 from partita.runtime import PieceRunner
 from partita.runtime.graph_compiler import (
     inductors_settings,
@@ -68,12 +73,15 @@ def partita_ddp(
 
     Warns:
         NotCompiled: a graph is not compiled.
+        ReplicasDiffer: a graph trains a module that nobody has replicated, on several ranks.
     """
     settings = dict(options or {})
     owners = [REPLICATIONS.owner_of(value) for value in inputs]
     replication = next((owner[0] for owner in owners if owner is not None), REPLICATIONS.last_used())
     inner = settings.pop("inner", "inductor" if replication is None else replication.inner)
 
+    if replication is None:
+        _warn_of_own_gradients(inputs)
     if runs_as_it_is(gm):
         return gm.forward  # the gradients of its parameters arrive at their hooks
 
@@ -102,6 +110,20 @@ def partita_ddp(
     )
     tensors = [position for position in others if isinstance(inputs[position], torch.Tensor)]
     return _registering(run, tensors) if expected else run
+
+
+def _warn_of_own_gradients(inputs: Sequence[Any]) -> None:
+    """Warn where gradients of a graph would stay on their rank though there are others."""
+    ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    trained = any(isinstance(value, nn.Parameter) and value.requires_grad for value in inputs)
+    if ranks > 1 and trained and torch.is_grad_enabled() and not in_forward_of_ddp():
+        warnings.warn(
+            "a module that partita.ddp.replicate() has not prepared is compiled with partita_ddp, and its "
+            f"gradients are not averaged: each of the {ranks} ranks trains a model of its own. Call "
+            "replicate(module) before torch.compile()",
+            ReplicasDiffer,
+            stacklevel=2,
+        )
 
 
 def _registering(run: Callable[..., Any], others: Sequence[int]) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ def check_replicable(
     module: nn.Module,
     named: dict[str, nn.Parameter],
     trained: dict[str, nn.Parameter],
-    ignored: Collection[str],
+    listed: Mapping[str, Collection[str]],
     taken: Mapping[str, nn.Module | None],
     sparse: Collection[str],
 ) -> None:
@@ -27,7 +27,7 @@ def check_replicable(
     Args:
         named: all parameters.
         trained: those that require a gradient and are not ignored.
-        ignored: names of parameters and buffers.
+        listed: names of parameters and buffers, by the argument that has them.
         taken: parameters that belong to a replicated module already, and that module.
         sparse: names of those that get sparse gradients, see `sparse_weights`.
 
@@ -35,9 +35,10 @@ def check_replicable(
         ArgumentError: the message names the parameter, and what to do.
     """
     names = named.keys() | {name for name, _ in module.named_buffers()}
-    unknown = sorted(set(ignored) - names)
-    if unknown:
-        raise ArgumentError(f"ignored names {unknown[0]!r}, which the module does not have")
+    for argument, chosen in listed.items():
+        unknown = sorted(set(chosen) - names)
+        if unknown:
+            raise ArgumentError(f"{argument} names {unknown[0]!r}, which the module does not have")
     if not trained:
         raise ArgumentError(
             "the module has no parameter that requires a gradient: there is nothing to reduce"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from typing import Literal, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from partita._torch.distributed.gradient_sync import replicated_in_place
 from partita._torch.modules.compiled import inside_compiled
 from partita.ddp.buckets.comm_hooks import CommHook, check_comm_hook
 from partita.ddp.buckets.settings import MIB, ReducerSettings
@@ -91,7 +93,7 @@ def replicate(
             process_group if isinstance(process_group, Comm) else ProcessGroupComm.from_group(process_group)
         )
     with nullcontext() if comm is process_group else closed_on_error(comm, "replicate()"):
-        _check_arguments(module, bucket_cap_mb, plan, initial)
+        _check_arguments(module, bucket_cap_mb, plan, initial, {"ignored": ignored, "late": late})
         check_comm_hook(comm_hook)
         leave_shared_memory([*module.parameters(), *module.buffers()])
         replica_class = replicated_class(type(module))
@@ -122,7 +124,13 @@ def replicate(
     return cast(Replicated, module)
 
 
-def _check_arguments(module: nn.Module, bucket_cap_mb: float, plan: object, initial: str) -> None:
+def _check_arguments(
+    module: nn.Module,
+    bucket_cap_mb: float,
+    plan: object,
+    initial: str,
+    names: Mapping[str, Collection[str]],
+) -> None:
     if not isinstance(module, nn.Module):
         raise ArgumentError(
             f"module is a torch.nn.Module, got {type(module).__name__}: replicate() the module that holds "
@@ -143,8 +151,16 @@ def _check_arguments(module: nn.Module, bucket_cap_mb: float, plan: object, init
             "the module is replicated already: call replicate() once, on the plain module, or "
             "replication.close() first"
         )
-    if not bucket_cap_mb > 0:
-        raise ArgumentError(f"bucket_cap_mb is {bucket_cap_mb}: give a size above 0, in MiB")
+    if isinstance(module, DistributedDataParallel) or replicated_in_place([module]):
+        raise ArgumentError(
+            f"the module is a {type(module).__name__}, which averages gradients by itself: replicate() the "
+            "module inside of it"
+        )
+    if not (isinstance(bucket_cap_mb, (int, float)) and bucket_cap_mb > 0):
+        raise ArgumentError(f"bucket_cap_mb is {bucket_cap_mb!r}: give a size above 0, in MiB")
+    for argument, value in names.items():
+        if isinstance(value, str):
+            raise ArgumentError(f"{argument} is the text {value!r}: give a list of names, [{value!r}]")
     if not (plan is None or plan == "measured" or isinstance(plan, BucketPlan)):
         raise ArgumentError(f"plan is a BucketPlan, 'measured' or None, got {plan!r}")
     if initial not in ("broadcast", "check"):

@@ -74,7 +74,8 @@ class Replication:
         owners = {name: REPLICATIONS.owner_of(value) for name, value in trained.items()}
         taken = {name: owner[0].module for name, owner in owners.items() if owner is not None}
         sparse = sparse_weights(module, trained)
-        check_replicable(module, named, trained, ignored, taken, sparse)
+        listed = {"ignored": ignored, "late": settings.late}
+        check_replicable(module, named, trained, listed, taken, sparse)
         state = {
             name: value for name, value in (*named.items(), *module.named_buffers()) if name not in ignored
         }

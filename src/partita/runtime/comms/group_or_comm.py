@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from partita.errors import ArgumentError
 from partita.runtime.comms.comm import Comm
 
-__all__ = ["check_group_or_comm"]
+__all__ = ["check_group", "check_group_or_comm"]
 
 
 def check_group_or_comm(group: Any, comm: Any) -> None:
@@ -25,13 +25,26 @@ def check_group_or_comm(group: Any, comm: Any) -> None:
     """
     if group is not None and comm is not None:
         raise ArgumentError("a stage talks through a process group or a comm, not both: give one of them")
-    is_member = group != dist.GroupMember.NON_GROUP_MEMBER  # others are told so where the group is used
-    if group is not None and is_member and not isinstance(group, dist.ProcessGroup):
-        raise ArgumentError(
-            f"group is {_named(group)}, and a process group is needed here: {_other_way(group, 'group')}"
-        )
+    check_group(group, "group")
     if comm is not None and not isinstance(comm, Comm):
         raise ArgumentError(f"comm is {_named(comm)}, and a Comm is needed here: {_other_way(comm, 'comm')}")
+
+
+def check_group(group: Any, name: str) -> None:
+    """Check that it is a process group, None, or what a rank has of one that it is no member of: it is told
+    so where it uses that.
+
+    Args:
+        name: of the argument.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    is_member = group != dist.GroupMember.NON_GROUP_MEMBER
+    if group is not None and is_member and not isinstance(group, dist.ProcessGroup):
+        raise ArgumentError(
+            f"{name} is {_named(group)}, and a process group is needed here: {_other_way(group, name)}"
+        )
 
 
 def _named(value: object) -> str:
@@ -44,5 +57,5 @@ def _other_way(value: object, name: str) -> str:
     if isinstance(value, dist.ProcessGroup):
         return "give it as group=..."
     if isinstance(value, DeviceMesh):
-        return "give group=mesh.get_group(), of the mesh's dimension along which the stages lie"
+        return f"give {name}=mesh.get_group(), of the dimension of the mesh along which these ranks lie"
     return f"leave {name} out for the default group"

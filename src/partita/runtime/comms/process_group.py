@@ -37,6 +37,7 @@ from partita.runtime.comms._operation import Operation, wait_all
 from partita.runtime.comms._staging import as_bytes
 from partita.runtime.comms._starter import Starter
 from partita.runtime.comms.comm import MAX_TAG, Handle, check_peer, check_ranks, gather_through_rank_0
+from partita.runtime.comms.group_or_comm import check_group
 from partita.runtime.comms.left_open import close_after, close_left_open
 from partita.runtime.comms.operation_errors import OperationErrors
 from partita.runtime.comms.own_groups import OwnGroups
@@ -125,13 +126,15 @@ class ProcessGroupComm:
                 counts as lost, whatever its processes do.
 
         Raises:
-            ArgumentError: there is no default group, this process is not in `group`, or a limit is too small.
+            ArgumentError: there is no default group, this process is not in `group`, that is no process
+                group, or a limit is too small.
             SignatureMismatch: the other ranks make a comm for another call.
             DeadlockError: the other ranks wait for this one elsewhere.
             PeerFailed: another rank ended before it came.
             ExecutionError: the ranks could not be connected, or some did not come in time; or a forked child
                 has the group from its parent.
         """
+        check_group(group, "process_group")
         rank = dist.get_rank(group) if dist.is_initialized() else 0
         if rank < 0:
             raise ArgumentError(

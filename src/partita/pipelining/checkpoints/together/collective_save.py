@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from partita._torch.distributed.groups import world_number
 from partita.runtime import Comm, ProcessGroupComm
+from partita.runtime.comms.group_or_comm import check_group
 
 __all__ = ["comm_of_group", "save_together"]
 
@@ -29,6 +30,7 @@ def comm_of_group(group: dist.ProcessGroup | None, *, beside_training: bool = Fa
     Args:
         beside_training: another one, for the thread that writes while training goes on.
     """
+    check_group(group, "process_group")
     world = world_number()
     for old in [key for key in _comms if key[0] != world]:  # torch.distributed was initialised again
         _comms.pop(old).close()
