@@ -19,6 +19,7 @@ from partita._torch.distributed.checkpoint_metadata import storage_place
 from partita._torch.tensors.storage import has_memory
 from partita.errors import CheckpointError, PartitaError
 from partita.listing import listed
+from partita.pipelining.checkpoints.contents.extra_state import stored_parts, value_of_parts
 from partita.pipelining.checkpoints.contents.optimizer_state import state_places
 from partita.pipelining.checkpoints.contents.replicas import under
 from partita.pipelining.checkpoints.contents.wrapped_tensors import (
@@ -111,10 +112,11 @@ class CheckpointSource:
                 continue
             self._check(place, part.value, cast)
             wanted.append((place, part.value.detach()))
+        values = {entry.names[0]: entry.value for entry in state if is_opaque(entry)}
         missing |= {
-            entry.names[0]: None
-            for entry in state
-            if is_opaque(entry) and entry.value != {} and not self._parts_of(under(key, entry.names[0]))
+            name: None
+            for name, inside in self._parts_of(state, key).items()
+            if not inside and not _is_empty_dict(values[name])
         }
         return wanted, list(missing)
 
@@ -193,30 +195,20 @@ class CheckpointSource:
 
     def opaque(self, state: Sequence[StateValue], key: str) -> dict[str, Any]:
         """The modules' extra state that the checkpoint has, by name."""
-        places = {entry.names[0]: under(key, entry.names[0]) for entry in state if is_opaque(entry)}
-        parts = {name: self._parts_of(place) for name, place in places.items()}
+        parts = self._parts_of(state, key)
         wanted = {place: self._buffer(place, torch.empty(0)) for inside in parts.values() for place in inside}
         self.read(wanted)
         return {
-            name: _whole({path: wanted[place] for place, path in inside.items()})
+            name: value_of_parts({path: wanted[place] for place, path in inside.items()})
             for name, inside in parts.items()
             if inside
         }
 
-    def _parts_of(self, name: str) -> dict[str, tuple[str | int, ...]]:
-        """What is stored of one value of a state dict: torch stores each item of a dict by itself, and of a
-        list that holds tensors or dicts. Each with its way into the value; that of a whole value is empty.
-        """
-        if name in self._there:
-            return {name: ()}
-        parts = {}
-        for place in self._there:
-            if place.startswith(f"{name}.") and place in self._paths:
-                path = self._paths[place]
-                depth = {".".join(map(str, path[:length])): length for length in range(len(path))}
-                if name in depth:
-                    parts[place] = path[depth[name] :]
-        return parts
+    def _parts_of(self, state: Sequence[StateValue], key: str) -> dict[str, dict[str, tuple[str | int, ...]]]:
+        """By the name of each extra state: what is stored of it, with its way into the value."""
+        places = {entry.names[0]: under(key, entry.names[0]) for entry in state if is_opaque(entry)}
+        parts = stored_parts(set(places.values()), self._there.keys(), self._paths) if places else {}
+        return {name: parts[place] for name, place in places.items()}
 
     def read(self, wanted: dict[str, Any]) -> None:
         """Read into the tensors of ``wanted``, in place; other values are replaced there."""
@@ -291,17 +283,6 @@ class CheckpointSource:
         }
 
 
-def _whole(parts: Mapping[tuple[str | int, ...], Any]) -> Any:
-    """A value, put together of its parts by their ways into it: text leads into a dict, a number into a list.
-
-    >>> _whole({("a", 0, "b"): 1, ("a", 1): 2, ("c",): 3})
-    {'a': [{'b': 1}, 2], 'c': 3}
-    """
-    if () in parts:
-        return parts[()]
-    inside: dict[str | int, dict[tuple[str | int, ...], Any]] = {}
-    for (first, *rest), value in parts.items():
-        inside.setdefault(first, {})[tuple(rest)] = value
-    items = {key: _whole(below) for key, below in inside.items()}
-    is_list = all(isinstance(key, int) for key in items)
-    return [items[key] for key in sorted(items, key=int)] if is_list else items
+def _is_empty_dict(value: Any) -> bool:
+    """Whether there is nothing of it where torch stores a dict item by item."""
+    return isinstance(value, Mapping) and not value

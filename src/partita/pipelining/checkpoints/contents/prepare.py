@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from partita._torch.tensors.storage import has_memory
 from partita.errors import CheckpointError
 from partita.pipelining.checkpoints.contents.checkpoint_source import EXTRA
+from partita.pipelining.checkpoints.contents.extra_state import as_read, as_stored
 from partita.pipelining.checkpoints.contents.optimizer_state import optimizer_entries
 from partita.pipelining.checkpoints.contents.replicas import Replicas, StateEntry, share_out
 from partita.pipelining.checkpoints.contents.wrapped_tensors import (
@@ -31,6 +32,7 @@ from partita.pipelining.stages.placing.state_of_stage import (
     Stages,
     StateValue,
     by_identity,
+    is_opaque,
     listed_stages,
     stage_modules,
     state_of_stage,
@@ -124,10 +126,13 @@ def _entries(request: Request, *, first: bool) -> list[StateEntry]:
             raise CheckpointError(
                 f"{state_value.names[0]!r} is on the meta device: materialise the stage before saving"
             )
-        values = list(parts_of(state_value))
-        if is_wrapper(state_value.value):
-            names = tuple(f"{name}.{WRAPPER}" for name in state_value.names)
-            values.append(StateValue(description(state_value.value), names))
+        if is_opaque(state_value):
+            values = [StateValue(as_stored(state_value.value), state_value.names)]
+        else:
+            values = list(parts_of(state_value))
+            if is_wrapper(state_value.value):
+                names = tuple(f"{name}.{WRAPPER}" for name in state_value.names)
+                values.append(StateValue(description(state_value.value), names))
         entries += [
             StateEntry(request.model_key, name, value.value, min(value.names))
             for value in values
@@ -141,7 +146,7 @@ def _entries(request: Request, *, first: bool) -> list[StateEntry]:
     )
     for entry in entries:
         if not isinstance(entry.value, Tensor) and not request.allow_pickle:
-            check_plain(entry.value, repr(entry.key))
+            check_plain(as_read(entry.value), repr(entry.key))
     for name, value in request.extra.items() if first else ():
         text = plain_bytes(value, f"extra[{name!r}]", allow_pickle=request.allow_pickle)
         entries.append(StateEntry(EXTRA, name, text, name))  # as bytes, so that torch does not flatten it

@@ -119,7 +119,7 @@ def _clean(name: str) -> str:
 
 
 def by_identity(state: Mapping[str, Any]) -> list[StateValue]:
-    """The values of a state dict, each tensor once with all of its names.
+    """The values of a state dict, each tensor once with all of its names; extra state is each module's own.
 
     >>> layer = nn.Linear(2, 2)
     >>> tied = nn.ModuleDict({"a": layer, "b": layer})
@@ -129,7 +129,8 @@ def by_identity(state: Mapping[str, Any]) -> list[StateValue]:
     groups: dict[object, list[str]] = {}
     values: dict[object, Any] = {}
     for name, value in state.items():
-        identity = id(value) if isinstance(value, Tensor) else name
+        is_extra = name.rpartition(".")[2] == EXTRA_STATE
+        identity = id(value) if isinstance(value, Tensor) and not is_extra else name
         groups.setdefault(identity, []).append(name)
         values[identity] = value
     return [StateValue(values[identity], tuple(names)) for identity, names in groups.items()]
