@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -60,6 +61,17 @@ def test_hooks_go_along_for_as_long_as_they_are_registered() -> None:
     weight.register_hook(lambda gradient: 5 * gradient)  # later: of that parameter alone
     assert _gradient(other) == [1, 1]
     assert _gradient(weight) == [5, 5]
+
+
+def test_hooks_are_removed_by_their_handle_where_the_first_parameter_is_gone() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    handle = weight.register_hook(lambda gradient: 2 * gradient)
+    other = parameter_like(weight, torch.zeros(2))
+    del weight
+    gc.collect()
+    assert _gradient(other) == [2, 2]
+    handle.remove()
+    assert _gradient(other) == [1, 1]
 
 
 def test_hooks_of_a_frozen_parameter_wait() -> None:

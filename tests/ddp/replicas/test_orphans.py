@@ -64,3 +64,31 @@ def test_parts_of_a_container_whose_replication_was_closed_train_alone() -> None
 
     first, second = InProcessWorld(2).run(body)
     assert not first.equal(second)
+
+
+def test_parts_that_are_frozen_when_their_container_goes_are_refused_once_they_train() -> None:
+    def body(comm: Any) -> None:
+        parts = _parts()
+        container = replicate(nn.ModuleList(parts), comm)
+        parts[0].requires_grad_(False)
+        parts[1].requires_grad_(False)
+        del container
+        gc.collect()
+        assert not parts[0].weight.requires_grad
+        parts[0].requires_grad_(True)
+        with pytest.raises(ExecutionError, match=r"'0.\w+' is not averaged"):
+            _trained(*parts, comm.rank)
+
+    InProcessWorld(2).run(body)
+
+
+def test_gradients_that_are_only_looked_at_are_no_concern_of_replication() -> None:
+    def body(comm: Any) -> float:
+        first, second = _parts()
+        replicate(nn.ModuleList([first, second]), comm)
+        gc.collect()
+        loss = second(first(torch.full((2, 3), comm.rank + 1.0))).sum()
+        (gradient,) = torch.autograd.grad(loss, [second.bias])
+        return gradient.item()
+
+    assert InProcessWorld(2).run(body) == [2, 2]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from inspect import getclosurevars
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import nn
@@ -76,10 +75,11 @@ def joint_hooks(parameter: torch.Tensor) -> Iterator[int]:
 def _add_hooks(register: Callable[[Any], RemovableHandle], table: dict[int, Any] | None) -> None:
     if table:
         for key, hook in table.items():
-            register(partial(_while_registered, ref(table), key, hook))
+            register(partial(_while_registered, table, key, hook))
 
 
-def _while_registered(table: ref[dict[int, Any]], key: int, hook: Callable[[Any], Any], value: Any) -> Any:
-    """What ``hook`` makes of ``value``, unless it was removed from the table."""
-    hooks = table()
-    return hook(value) if hooks is None or key in hooks else None
+def _while_registered(table: dict[int, Any], key: int, hook: Callable[[Any], Any], value: Any) -> Any:
+    """What ``hook`` makes of ``value``, unless it was removed from the table, which the handles know as long
+    as it is there: it outlives its parameter here.
+    """
+    return hook(value) if key in table else None

@@ -27,12 +27,16 @@ def refuse_orphans(module: nn.Module, trained: Mapping[str, torch.Tensor], owner
 def _watch(kind: str, parameters: Mapping[str, ref[torch.Tensor]], owners: Owners[Any]) -> None:
     for name, reference in parameters.items():
         parameter = reference()
-        if parameter is not None and parameter.is_leaf and parameter.requires_grad:
-            parameter.register_hook(partial(_check, reference, name, kind, owners))
+        if parameter is not None and parameter.is_leaf:
+            is_trained = parameter.requires_grad
+            parameter.requires_grad_()  # a frozen one takes no hooks, and keeps those that it has
+            # once it is in grad: what torch.autograd.grad returns is not averaged by anyone
+            parameter.register_post_accumulate_grad_hook(partial(_check, reference, name, kind, owners))
+            parameter.requires_grad_(is_trained)
 
 
 def _check(
-    reference: ref[torch.Tensor], name: str, kind: str, owners: Owners[Any], _gradient: torch.Tensor
+    reference: ref[torch.Tensor], name: str, kind: str, owners: Owners[Any], _parameter: torch.Tensor
 ) -> None:
     parameter = reference()
     if parameter is not None and owners.is_orphan(parameter):
