@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from tests.group_of_one import group_of_one
 from torch.distributed.device_mesh import init_device_mesh
@@ -39,3 +40,5 @@ def test_one_in_the_place_of_the_other_is_refused() -> None:
         check_group_or_comm(mesh.get_group(), None)
     with pytest.raises(ArgumentError, match=r"group is of type int.*: leave group out for the default group"):
         check_group_or_comm(3, None)
+    with pytest.raises(ArgumentError, match="group is of type Tensor"):
+        check_group_or_comm(torch.ones(2), None)

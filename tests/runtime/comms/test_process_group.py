@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.runtime.worlds import endings
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from partita.errors import ExecutionError, PeerFailed
+from partita.errors import ArgumentError, ExecutionError, PeerFailed
 from partita.runtime import Comm, ProcessGroupComm
 from partita.runtime.comms import own_groups
 
@@ -80,6 +81,16 @@ def test_more_objects_than_are_held_back_wait_for_the_receiver_and_none_is_lost_
 def test_without_a_default_group_the_next_step_is_named() -> None:
     with pytest.raises(ValueError, match=r"torch.distributed.init_process_group\(\)"):
         ProcessGroupComm.from_group()
+
+
+def test_a_group_that_sends_nothing_is_refused() -> None:
+    """It was "'NoneType' object has no attribute '_timeout'"."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        with pytest.raises(ArgumentError, match=r"'fake', which sends nothing.*InProcessWorld\(ranks\).run"):
+            ProcessGroupComm.from_group()
+    finally:
+        dist.destroy_process_group()
 
 
 def _dies_while_connecting(comm: Comm) -> None:

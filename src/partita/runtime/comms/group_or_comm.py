@@ -40,8 +40,8 @@ def check_group(group: Any, name: str) -> None:
     Raises:
         ArgumentError: it is something else.
     """
-    is_member = group != dist.GroupMember.NON_GROUP_MEMBER
-    if group is not None and is_member and not isinstance(group, dist.ProcessGroup):
+    is_group = isinstance(group, dist.ProcessGroup) or group is dist.GroupMember.NON_GROUP_MEMBER
+    if group is not None and not is_group:
         raise ArgumentError(
             f"{name} is {_named(group)}, and a process group is needed here: {_other_way(group, name)}"
         )

@@ -140,6 +140,12 @@ class ProcessGroupComm:
             raise ArgumentError(
                 "this process is not a member of the group: make the comm on its members only"
             )
+        if dist.is_initialized() and "fake" in dist.get_backend(group):
+            raise ArgumentError(
+                "the group's backend is 'fake', which sends nothing: several ranks run in one process with "
+                "partita.runtime.InProcessWorld(ranks).run(body), which gives each a comm; or call "
+                "torch.distributed.destroy_process_group() first, to work without other ranks"
+            )
         if is_of_parent():
             raise ExecutionError(_forked_by(rank))
         if lost_after_s < 3:
