@@ -134,6 +134,7 @@ class ProcessGroupComm:
             ExecutionError: the ranks could not be connected, or some did not come in time; or a forked child
                 has the group from its parent.
         """
+        # A group of several processes, which this one is a member of.
         check_group(group, "process_group")
         rank = dist.get_rank(group) if dist.is_initialized() else 0
         if rank < 0:
@@ -150,6 +151,7 @@ class ProcessGroupComm:
             raise ExecutionError(_forked_by(rank))
         if lost_after_s < 3:
             raise ArgumentError(f"lost_after_s is {lost_after_s:g}: give at least 3 seconds")
+        # Ranks meet at the group's store, under a name that no other comm has.
         if timeout_s is None:
             timeout_s = group_timeout(group).total_seconds()
         size = dist.get_world_size(group)
