@@ -480,3 +480,12 @@ def test_what_to_give_is_said_where_stages_are_something_else(tmp_path: Path) ->
     InProcessWorld(1).run(body)
     with pytest.raises(ArgumentError, match="stages holds a str"):
         load_checkpoint(tmp_path / "never", "model")  # type: ignore[arg-type]
+
+
+def test_what_is_no_stage_and_what_is_no_optimizer_is_refused(tmp_path: Path) -> None:
+    pipe = pipe_of(2)
+    for save_or_load in (save_checkpoint, load_checkpoint):
+        with pytest.raises(ArgumentError, match="stages is a pipe, whose modules have other names"):
+            save_or_load(tmp_path / "a", pipe)
+        with pytest.raises(ArgumentError, match="optimizers holds a str: give optimizers themselves"):
+            save_or_load(tmp_path / "a", stages_of(2)[0], optimizer_for(nn.Linear(2, 2)).state_dict())

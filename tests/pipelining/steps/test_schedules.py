@@ -591,10 +591,12 @@ def test_parameters_are_unfrozen_one_stage_after_the_other_where_all_were_traine
     InProcessWorld(3).run(body)
 
 
-def test_what_is_no_stage_is_refused() -> None:
+def test_what_is_no_stage_and_what_is_no_loss_is_refused() -> None:
     pipe = cut(PLAIN, 2)
 
     def body(comm: Comm) -> None:
+        with pytest.raises(ArgumentError, match="loss_fn is 'mse': give a function"):
+            ScheduleGPipe(pipe.build_stage(comm.rank, comm=comm), 2, "mse")  # type: ignore[arg-type]
         for other in (pipe, pipe.get_stage_module(comm.rank), [pipe], None):
             with pytest.raises(ArgumentError, match=r"runs stages, and this is a .*build_stage\(\)"):
                 ScheduleGPipe(other, 2)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from partita.errors import ExecutionError
 from partita.listing import first_few
 from partita.pipelining.stages.placing.state_of_stage import stage_modules
 from partita.pipelining.steps.schedules import PipelineSchedule
+from partita.pipelining.training.needs_schedule import check_schedule
 from partita.runtime.one_at_a_time import one_at_a_time
 from partita.runtime.publish_errors import publish_errors
 from partita.runtime.same_settings import refuse_differences
@@ -51,7 +52,9 @@ def clip_grad_norm_(
     Raises:
         ExecutionError: the norm is not finite, with ``error_if_nonfinite``; names the parameters.
         SignatureMismatch: the ranks give different arguments.
+        ArgumentError: ``schedule`` is something else, such as parameters.
     """
+    check_schedule(schedule, "clip_grad_norm_")
     device = next(iter(schedule.stages.values())).device
     what = "clipping gradients"
     with one_at_a_time(schedule.comm, what), publish_errors(schedule.comm, what):

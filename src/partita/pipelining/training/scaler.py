@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from partita._torch.autograd.grad_scaler import found_inf, set_found_inf
 from partita.errors import ExecutionError
 from partita.pipelining.steps.schedules import PipelineSchedule
+from partita.pipelining.training.needs_schedule import check_schedule
 from partita.runtime.failures.thread_activity import doing
 from partita.runtime.one_at_a_time import one_at_a_time
 from partita.runtime.publish_errors import publish_errors
@@ -53,6 +54,7 @@ class GradScaler(torch.amp.GradScaler):
 
     Raises:
         SignatureMismatch: the ranks made it with different arguments.
+        ArgumentError: ``schedule`` is something else, such as a stage.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class GradScaler(torch.amp.GradScaler):
         backoff_factor: float = 0.5,
         enabled: bool = True,
     ) -> None:
+        check_schedule(schedule, "GradScaler")
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
         self._schedule = schedule  # whose comm is closed when nobody has the schedule
         self._unscaled: set[int] = set()

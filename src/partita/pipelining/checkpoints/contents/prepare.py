@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from partita._torch.tensors.storage import has_memory
-from partita.errors import CheckpointError
+from partita.errors import ArgumentError, CheckpointError
 from partita.pipelining.checkpoints.contents.checkpoint_source import EXTRA
 from partita.pipelining.checkpoints.contents.extra_state import as_read, as_stored
 from partita.pipelining.checkpoints.contents.optimizer_state import optimizer_entries
@@ -172,7 +172,18 @@ def all_names(states: Sequence[Sequence[StateValue]]) -> dict[int, tuple[str, ..
 
 
 def listed_optimizers(optimizers: Optimizers | None) -> list[Optimizer]:
-    """A list of the optimizers."""
+    """A list of the optimizers.
+
+    Raises:
+        ArgumentError: something else, such as the state of one.
+    """
     if optimizers is None:
         return []
-    return [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+    listed: list[Any] = [optimizers] if hasattr(optimizers, "param_groups") else list(optimizers)
+    for value in listed:
+        if not hasattr(value, "param_groups"):
+            raise ArgumentError(
+                f"optimizers holds a {type(value).__name__}: give optimizers themselves, one or a list, and "
+                "not what their state_dict() returned"
+            )
+    return listed

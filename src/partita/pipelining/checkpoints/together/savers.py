@@ -13,10 +13,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from partita.errors import CheckpointError, PartitaError
+from partita.errors import ArgumentError, CheckpointError, PartitaError
 from partita.pipelining.checkpoints.together.collective_save import comm_of_group, save_together
 from partita.pipelining.checkpoints.together.torch_messages import be_quiet_alone, quiet_alone, reason
 from partita.pipelining.checkpoints.together.writer_thread import writer_thread
+from partita.pipelining.frontends.pipe import Pipe
 from partita.pipelining.stages.placing.state_of_stage import Stages, listed_stages
 from partita.pipelining.stages.stage import Stage
 from partita.runtime import Comm, InProcessComm
@@ -86,7 +87,15 @@ def agree(savers: Savers, problem: PartitaError | None) -> None:
 def savers_of(stages: Stages, group: dist.ProcessGroup | None, *, alone: bool = False) -> Savers:
     """The ranks of the `InProcessWorld` that ``stages`` run in, or of the process group; this process alone
     where there is neither, or with ``alone``.
+
+    Raises:
+        ArgumentError: ``stages`` is a pipe, whose names are not the model's.
     """
+    if isinstance(stages, Pipe):
+        raise ArgumentError(
+            "stages is a pipe, whose modules have other names than the model: give the stages that its "
+            "build_stage() returned, or the whole model"
+        )
     if alone:
         return _Alone()
     comms = (stage.comm for stage in listed_stages(stages) if isinstance(stage, Stage))

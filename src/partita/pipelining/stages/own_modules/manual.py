@@ -106,6 +106,10 @@ class PipelineStage(ValueStage):
         bind: Bind | None = None,
         recompute: bool = False,
     ) -> None:
+        if not isinstance(submodule, Module):
+            raise ArgumentError(
+                f"submodule is a {type(submodule).__name__}: give a torch.nn.Module that calls it in forward"
+            )
         if not 0 <= stage_index < num_stages:
             raise ArgumentError(
                 f"stage_index is {stage_index}: of {num_stages} stages it is 0 to {num_stages - 1}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from partita.errors import ArgumentError
 from partita.pipelining.stages.stage import Stage
 from partita.pipelining.steps.running.custom_functions import CustomFunction, with_whole_stages
 from partita.pipelining.steps.running.executor import Executor
@@ -40,6 +41,12 @@ class Actions:
     functions: dict[ActionKind, CustomFunction] = field(default_factory=dict)
     defer_receives: bool = False
     _executors: dict[tuple[bool, bool], Executor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.loss_fn is not None and not callable(self.loss_fn):
+            raise ArgumentError(
+                f"loss_fn is {self.loss_fn!r:.40}: give a function of (output, target) that returns the loss"
+            )
 
     @property
     def forward_only(self) -> bool:
