@@ -451,7 +451,8 @@ def test_each_piece_reads_floats_that_change_and_torchs_can_not_be_compiled() ->
             module(rows(step), rate).square().mean().backward()
         gradients = [[parameter.grad for parameter in module.parameters()] for module in (run, model)]
         assert equal(*gradients)
-    assert optimizer.compiled == 3  # the last graph is of any rate
+    # the last graph is of any rate; torch 2.11 makes it one step earlier
+    assert optimizer.compiled == (2 if torch.__version__.startswith("2.11.") else 3)
     torch._dynamo.reset()
     _, run = compiled("torch")
     run(rows(0), 0.1)
