@@ -73,7 +73,6 @@ COVERED_BY = {
     "pipelining/blocks/replaying/numbered_tensors.py": "pipelining/blocks/test_stage_pass.py",
     "pipelining/blocks/replaying/replay.py": "pipelining/blocks/test_stage_pass.py",
     "pipelining/checkpoints/contents/checkpoint_source.py": "pipelining/checkpoints/test_checkpoint.py",
-    "pipelining/checkpoints/contents/staging.py": "pipelining/checkpoints/test_snapshots.py",
     "pipelining/checkpoints/files/aliased_writer.py": "pipelining/checkpoints/together/test_savers.py",
     "pipelining/checkpoints/files/manifest_writer.py": "pipelining/checkpoints/together/test_savers.py",
     "pipelining/checkpoints/pretrained/safetensors_files.py": "pipelining/checkpoints/test_weight_files.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.tensor import DTensor
+
+from partita._torch.containers.pytree import flatten_registered, unflatten
 
 __all__ = ["SnapshotBuffers"]
 
@@ -35,7 +38,7 @@ class SnapshotBuffers:
             elif isinstance(value, Tensor):
                 copies[name] = self._buffer(key, value).copy_(value, non_blocking=True)
             else:
-                copies[name] = self._copied(key, value) if type(value) is dict else value
+                copies[name] = self._copied(key, value) if type(value) is dict else _copy_of(value)
         return copies
 
     def _buffer(self, key: str, value: Tensor) -> Tensor:
@@ -45,3 +48,10 @@ class SnapshotBuffers:
             kept = torch.empty(value.shape, dtype=value.dtype, pin_memory=pinned)
             self._kept[key] = kept
         return kept
+
+
+def _copy_of(value: Any) -> Any:
+    """A copy of what is no tensor: a list, say, which may hold tensors."""
+    leaves, spec = flatten_registered(value, lambda part: isinstance(part, Tensor))
+    copies = [leaf.detach().clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf) for leaf in leaves]
+    return unflatten(copies, spec)
