@@ -66,3 +66,18 @@ def test_a_hook_that_waits_for_gradients_of_two_stages_is_refused(frontend: Any,
     across.remove()
     assert cut(frontend=frontend).num_stages == 2
     within.remove()
+
+
+@pytest.mark.parametrize("frontend", ["export", "modules"])
+def test_such_a_hook_on_a_tied_parameter_is_refused_and_an_ordinary_one_is_not(frontend: Any) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    cut: Any = partial(pipeline, model, (torch.ones(1, 2),), stages=2, frontend=frontend)
+    handle = register_multi_grad_hook((model[0].weight,), lambda _: None)
+    with pytest.raises(
+        NotSupported, match=r"'0.weight', which is tied over the stages 0 and 1.*register_hook"
+    ):
+        cut()
+    handle.remove()
+    model[0].weight.register_hook(lambda _: None)
+    assert cut().num_stages == 2

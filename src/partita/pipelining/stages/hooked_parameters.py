@@ -27,6 +27,12 @@ def check_joint_hooks(stages: Sequence[nn.Module]) -> None:
         for name, parameter in parameters_in(module):
             for hook in joint_hooks(parameter):
                 other, where = first.setdefault(hook, (name, stage))
+                if where != stage and name == other:
+                    raise NotSupported(
+                        f"a hook of register_multi_grad_hook() waits for the gradient of {name!r}, which is "
+                        f"tied over the stages {where} and {stage}, and each has a share of it: use "
+                        "register_hook(), or look at the gradient after the schedule's step()"
+                    )
                 if where != stage:
                     raise NotSupported(
                         f"a hook of register_multi_grad_hook() waits for the gradients of {other!r} in stage "
