@@ -3,7 +3,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -15,7 +14,6 @@ from partita._torch.autograd.running_pass import (
     current_node,
     current_pass,
     grad_version,
-    has_hooks,
     inside_another_pass,
     leaves_after,
     storage_users,
@@ -114,16 +112,6 @@ def test_writes_to_a_gradient_are_seen() -> None:
     first = grad_version(weight)
     weight.sum().backward()
     assert len({before, first, grad_version(weight)}) == 3
-
-
-@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
-def test_hooks_on_gradients_are_seen(register: str) -> None:
-    weight = nn.Parameter(torch.ones(2))
-    assert not has_hooks(weight)
-    handle = getattr(weight, register)(lambda _: None)
-    assert has_hooks(weight)
-    handle.remove()
-    assert not has_hooks(weight)
 
 
 def test_tensors_that_share_a_storage_are_counted() -> None:

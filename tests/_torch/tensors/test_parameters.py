@@ -25,6 +25,16 @@ def _gradient(parameter: nn.Parameter) -> list[float]:
     return parameter.grad.tolist()
 
 
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_on_gradients_are_seen(register: str) -> None:
+    weight = nn.Parameter(torch.ones(2))
+    assert not has_hooks(weight)
+    handle = getattr(weight, register)(lambda _: None)
+    assert has_hooks(weight)
+    handle.remove()
+    assert not has_hooks(weight)
+
+
 @pytest.mark.parametrize("kind", [nn.Parameter, _Scaled])
 def test_class_and_attributes_are_those_of_the_parameter(kind: Any) -> None:
     weight = kind(torch.ones(2), requires_grad=False)
