@@ -27,15 +27,15 @@ def _trained(first: nn.Module, second: nn.Module, rank: int) -> Tensor:
     return gradient
 
 
-def test_parts_of_a_container_that_is_kept_are_averaged() -> None:
-    def body(comm: Any) -> Tensor:
-        parts = _parts()
-        container = replicate(nn.ModuleList(parts), comm)
-        gradient = _trained(*parts, comm.rank)
-        container.replication.close()
-        return gradient
+def _trained_in_a_container(parts: tuple[nn.Module, nn.Module], comm: Any) -> Tensor:
+    container = replicate(nn.ModuleList(parts), comm)
+    gradient = _trained(*parts, comm.rank)
+    container.replication.close()
+    return gradient
 
-    first, second = InProcessWorld(2).run(body)
+
+def test_parts_of_a_container_that_is_kept_are_averaged() -> None:
+    first, second = InProcessWorld(2).run(lambda comm: _trained_in_a_container(_parts(), comm))
     assert first.equal(second)
 
 
@@ -46,10 +46,7 @@ def test_parts_of_a_container_that_is_gone_are_refused_until_it_is_replicated_an
         gc.collect()
         with pytest.raises(ExecutionError, match=r"'1.bias' is not averaged.*the ModuleList that replicate"):
             _trained(*parts, comm.rank)
-        container = replicate(nn.ModuleList(parts), comm)
-        gradient = _trained(*parts, comm.rank)
-        container.replication.close()
-        return gradient
+        return _trained_in_a_container(parts, comm)
 
     first, second = InProcessWorld(2).run(body)
     assert first.equal(second)

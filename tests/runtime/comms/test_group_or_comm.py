@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from partita.errors import ArgumentError
 from partita.runtime import InProcessWorld
-from partita.runtime.comms.group_or_comm import check_group_or_comm
+from partita.runtime.comms.group_or_comm import check_group, check_group_or_comm
 
 
 def test_each_alone_is_taken() -> None:
@@ -27,6 +27,10 @@ def test_one_in_the_place_of_the_other_is_refused() -> None:
     def in_place_of_group(comm: Any) -> None:
         with pytest.raises(ArgumentError, match=r"group is of type InProcessComm.*: give it as comm=..."):
             check_group_or_comm(comm, None)
+        with pytest.raises(
+            ArgumentError, match=r"process_group is of type InProcessComm.*: leave process_group"
+        ):
+            check_group(comm, "process_group")  # where no comm is taken
 
     InProcessWorld(1).run(in_place_of_group)
     with group_of_one():

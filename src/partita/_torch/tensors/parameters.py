@@ -42,7 +42,7 @@ def parameter_like(parameter: nn.Parameter, memory: torch.Tensor) -> nn.Paramete
     >>> other.grad
     tensor([4., 4.])
     """
-    if any(True for _ in joint_hooks(parameter)):
+    if next(joint_hooks(parameter), None) is not None:
         raise NotSupported(
             f"a parameter of shape {list(parameter.shape)} has a hook of register_multi_grad_hook(), which "
             "can't go along where the parameter is copied: register it behind that, with the copies"

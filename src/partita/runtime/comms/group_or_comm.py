@@ -52,9 +52,9 @@ def _named(value: object) -> str:
 
 
 def _other_way(value: object, name: str) -> str:
-    if isinstance(value, Comm):
+    if name == "group" and isinstance(value, Comm):
         return "give it as comm=..."
-    if isinstance(value, dist.ProcessGroup):
+    if name == "comm" and isinstance(value, dist.ProcessGroup):
         return "give it as group=..."
     if isinstance(value, DeviceMesh):
         return f"give {name}=mesh.get_group(), of the dimension of the mesh along which these ranks lie"
