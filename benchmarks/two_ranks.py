@@ -21,6 +21,7 @@ from partita.planning.costs.recompute import recomputed_cost
 from partita.planning.costs.shared_on_rank import shared_on_rank
 from partita.planning.costs.tied_gradients import summed_gradients, tied_messages
 from partita.runtime import ProcessGroupComm
+from partita.runtime.freed_memory import keep_freed_memory
 
 __all__ = [
     "MICROBATCHES",
@@ -56,9 +57,14 @@ class MeasuredModel:
 
     @classmethod
     def of(cls, subject: Subject, stages: int) -> MeasuredModel:
-        """Captured for plans of at most so many stages."""
+        """Captured for plans of at most so many stages, and trained once."""
         captured = capture(subject.model, subject.args, prove=False)
-        return cls(subject, captured, units_to_plan(captured.module, None, stages, None)[0])
+        model = cls(subject, captured, units_to_plan(captured.module, None, stages, None)[0])
+        # What is timed later finds memory as in the middle of a training: kept, and with gradients to add to.
+        keep_freed_memory(model)
+        _keep_gradients(subject.model)
+        model.train()
+        return model
 
     def costs(self, comm: ProcessGroupComm) -> CostModel:
         """The mean of what all ranks measure at the same time."""
@@ -88,7 +94,7 @@ class Steps:
         self.modules = [stage.module for stage in self._runner.stages.values()]
         self._batch = tuple(torch.cat([arg] * MICROBATCHES) for arg in subject.args)
         self._target = torch.cat([subject.target] * MICROBATCHES)
-        for module in (subject.model, *self.modules):
+        for module in self.modules:
             _keep_gradients(module)
         self()
 

@@ -1,25 +1,86 @@
 """Memory that a process has freed, kept for what it needs next.
 
 A step takes and frees what its microbatches keep, again and again. glibc gives large blocks back to the
-system at once, which hands out memory page by page when they are needed next. It learns: once a large block
-was freed, blocks up to that size come from memory that stays, of which it gives back what lies free at the
-end when that is twice as much (M_MMAP_THRESHOLD, mallopt(3)). But it takes several steps to see the sizes of
-a step, and begins anew with each larger one. So it is shown the largest that it learns from.
+system at once, and what lies free at the end of its memory; the system hands it out again page by page. So as
+long as steps are made, the process keeps what they have freed (M_TRIM_THRESHOLD and M_MMAP_THRESHOLD,
+mallopt(3)), as it does on devices: no more than it has used at once.
 """
 
 from __future__ import annotations
 
-import torch
+import ctypes
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-__all__ = ["keep_freed_memory"]
+__all__ = ["freed_memory_kept", "give_back_freed_memory", "keep_freed_memory"]
 
-_LARGEST = 2**25 - 2**16
-"""Bytes; glibc learns from blocks of at most 32 MiB, its own words about them included."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""How mallopt calls them."""
+_UNLIMITED = -1
+_LARGEST_BLOCK = 2**25
+"""Bytes of the largest block that glibc takes from memory that stays; larger ones go back when freed."""
+_KEPT_AFTERWARDS = 2**26
+"""Bytes at the end of its memory that a process keeps when no steps are made any more; glibc comes to as much
+by itself where blocks are as large.
+"""
+
+_users = weakref.WeakSet[Any]()
+_lock = threading.RLock()  # a finaliser may run anywhere, in a thread that has it too
 
 
-def keep_freed_memory() -> None:
-    """Let this process keep up to 64 MiB of what it frees. Takes no memory itself, since the block is never
-    written to, and changes nothing where the user has set the allocator (``MALLOC_TRIM_THRESHOLD_``,
-    ``MALLOC_MMAP_THRESHOLD_``), or has another one than glibc's.
+def keep_freed_memory(user: object) -> None:
+    """Let this process keep what it frees, until the last one that wants it gives it back, or is gone.
+
+    Nothing changes where the environment sets the allocator (``MALLOC_TRIM_THRESHOLD_`` and its like, or
+    ``GLIBC_TUNABLES``), or it is another one than glibc's.
     """
-    torch.empty(_LARGEST, dtype=torch.uint8, device="cpu")
+    with _lock:
+        _users.add(user)
+        weakref.finalize(user, _give_back_unused).atexit = False
+        if (libc := _glibc()) is not None:
+            libc.mallopt(_MMAP_THRESHOLD, _LARGEST_BLOCK)
+            libc.mallopt(_TRIM_THRESHOLD, _UNLIMITED)
+
+
+def give_back_freed_memory(user: object) -> None:
+    """Give free memory back to the system, unless another one keeps it."""
+    with _lock:
+        _users.discard(user)
+        _give_back_unused()
+
+
+class _Block:
+    """One in which freed memory is kept."""
+
+
+@contextmanager
+def freed_memory_kept() -> Iterator[None]:
+    """Let this process keep what it frees in this block."""
+    block = _Block()
+    keep_freed_memory(block)
+    try:
+        yield
+    finally:
+        give_back_freed_memory(block)
+
+
+def _give_back_unused() -> None:
+    with _lock:
+        if not list(_users) and (libc := _glibc()) is not None:
+            libc.mallopt(_TRIM_THRESHOLD, _KEPT_AFTERWARDS)
+            libc.malloc_trim(_KEPT_AFTERWARDS)
+
+
+def _glibc() -> ctypes.CDLL | None:
+    """What sets the allocator, unless the user has."""
+    environment = os.environ
+    if any(name.startswith("MALLOC_") and name.endswith("_") for name in environment):
+        return None
+    if "glibc.malloc." in environment.get("GLIBC_TUNABLES", ""):
+        return None
+    libc = ctypes.CDLL(None) if os.name == "posix" else None
+    return libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -15,7 +16,7 @@ from partita.pipelining.measuring.meter import Meter
 from partita.pipelining.measuring.unit_run import UnitRun
 from partita.pipelining.stages.backward.arrivals import Arrivals
 from partita.pipelining.stages.backward.split_backward import input_pass
-from partita.runtime.freed_memory import keep_freed_memory
+from partita.runtime.freed_memory import freed_memory_kept
 
 __all__ = ["UnitTimes", "pass_times"]
 
@@ -44,8 +45,13 @@ def pass_times(
         repeats: how many count, after one that does not; an exact meter needs one.
         progress: called with the share of the work that is done, from 0.0 to 1.0.
     """
-    if not meter.is_exact:
-        keep_freed_memory()  # as a step does
+    with nullcontext() if meter.is_exact else freed_memory_kept():  # as in a step
+        return _pass_times(units, meter, repeats, progress)
+
+
+def _pass_times(
+    units: Sequence[UnitRun], meter: Meter, repeats: int, progress: Callable[[float], None] | None
+) -> list[UnitTimes]:
     rounds = 1 if meter.is_exact else 1 + repeats
     rows: list[list[_Row]] = [[] for _ in units]
     waiting: list[_Flight | None] = [None] * len(units)

@@ -32,7 +32,7 @@ from partita.pipelining.tied.tied_sum import with_chains
 from partita.planning import Schedule, get_schedule
 from partita.runtime import NULL_TRACER, Comm, ProcessGroupComm, Recorder
 from partita.runtime.failures.thread_activity import doing
-from partita.runtime.freed_memory import keep_freed_memory
+from partita.runtime.freed_memory import give_back_freed_memory, keep_freed_memory
 from partita.runtime.microbatches import merge_step
 from partita.runtime.one_at_a_time import one_at_a_time
 from partita.runtime.publish_errors import closed_on_error, publish_errors
@@ -130,7 +130,7 @@ class PipelineSchedule:
 
     def _join(self, stages: Sequence[Stage]) -> None:
         """Agree with the other ranks on what is run, and connect to those that this one exchanges with."""
-        keep_freed_memory()
+        keep_freed_memory(self)
         for stage in stages:
             stage.by_mode = with_chains(stage.by_mode, self.options.tied_gradients == "exact")
             stage.follow(stage.by_mode.in_mode(stage.module.training))
@@ -205,7 +205,8 @@ class PipelineSchedule:
         self._count.steps = state["steps"]
 
     def close(self) -> None:
-        """Close the comm, if the schedule made it. If not called: when the schedule is gone, or at exit."""
+        """Close the comm it made, and give freed memory back. If not called: when it is gone, or at exit."""
+        give_back_freed_memory(self)
         if self._owns_comm:
             self.comm.close()
 
