@@ -1,4 +1,4 @@
-"""Ranks that are processes of one thread each, over gloo on this machine."""
+"""Ranks that are processes of one thread each, over gloo on this machine, on cores of their own."""
 
 from __future__ import annotations
 
@@ -21,8 +21,12 @@ __all__ = ["on_ranks", "timed"]
 _GRACE_S = 10.0
 
 
-def on_ranks(size: int, limit_s: float, body: Callable[..., Any], *args: Any) -> Any:
+def on_ranks(size: int, limit_s: float, body: Callable[..., Any], *args: Any, own_cores: bool = True) -> Any:
     """Run ``body(comm, *args)`` in so many processes; returns what rank 0 returns.
+
+    Args:
+        own_cores: keep each rank on a core of its own, where there are enough. Processes that it starts, such
+            as those that compile, stay there too.
 
     Raises:
         RuntimeError: they still run after ``limit_s`` seconds.
@@ -32,7 +36,9 @@ def on_ranks(size: int, limit_s: float, body: Callable[..., Any], *args: Any) ->
         here, there = context.Pipe(duplex=False)
         processes = [
             context.Process(
-                target=_process, args=(rank, size, limit_s, f"{folder}/store", there, body, args), daemon=True
+                target=_process,
+                args=(rank, size, limit_s, f"{folder}/store", there, body, args, own_cores),
+                daemon=True,
             )
             for rank in range(size)
         ]
@@ -59,8 +65,11 @@ def _process(
     answer: Connection,
     body: Callable[..., Any],
     args: tuple[Any, ...],
+    own_cores: bool,
 ) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if own_cores:
+        _stay_on_core(rank, size)
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -74,6 +83,14 @@ def _process(
     if rank == 0:
         answer.send(result)
     dist.destroy_process_group()
+
+
+def _stay_on_core(rank: int, size: int) -> None:
+    """Keep this process, with the threads that it will start, on one core, where each rank can have its own:
+    moved to another's core for a while, it would slow both down.
+    """
+    if hasattr(os, "sched_setaffinity") and len(cores := sorted(os.sched_getaffinity(0))) >= size:
+        os.sched_setaffinity(0, {cores[rank]})
 
 
 def timed(comm: ProcessGroupComm, step: Callable[[], object]) -> float:

@@ -28,7 +28,8 @@ _KEPT_AFTERWARDS = 2**26
 by itself where blocks are as large.
 """
 
-_users = weakref.WeakSet[Any]()
+_users = weakref.WeakValueDictionary[int, Any]()
+"""By identity: a user's schedule need not be hashable."""
 _lock = threading.RLock()  # a finaliser may run anywhere, in a thread that has it too
 
 
@@ -39,7 +40,7 @@ def keep_freed_memory(user: object) -> None:
     ``GLIBC_TUNABLES``), or it is another one than glibc's.
     """
     with _lock:
-        _users.add(user)
+        _users[id(user)] = user
         weakref.finalize(user, _give_back_unused).atexit = False
         if (libc := _glibc()) is not None:
             libc.mallopt(_MMAP_THRESHOLD, _LARGEST_BLOCK)
@@ -49,7 +50,7 @@ def keep_freed_memory(user: object) -> None:
 def give_back_freed_memory(user: object) -> None:
     """Give free memory back to the system, unless another one keeps it."""
     with _lock:
-        _users.discard(user)
+        _users.pop(id(user), None)
         _give_back_unused()
 
 
@@ -70,7 +71,7 @@ def freed_memory_kept() -> Iterator[None]:
 
 def _give_back_unused() -> None:
     with _lock:
-        if not list(_users) and (libc := _glibc()) is not None:
+        if not list(_users.values()) and (libc := _glibc()) is not None:
             libc.mallopt(_TRIM_THRESHOLD, _KEPT_AFTERWARDS)
             libc.malloc_trim(_KEPT_AFTERWARDS)
 
