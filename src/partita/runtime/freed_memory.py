@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 __all__ = ["freed_memory_kept", "give_back_freed_memory", "keep_freed_memory"]
 
@@ -28,9 +26,8 @@ _KEPT_AFTERWARDS = 2**26
 by itself where blocks are as large.
 """
 
-_users = weakref.WeakValueDictionary[int, Any]()
-"""By identity: a user's schedule need not be hashable."""
-_lock = threading.RLock()  # a finaliser may run anywhere, in a thread that has it too
+_users: set[int] = set()
+"""Identities of those that keep it, each until it is gone: a schedule of the user's need not be hashable."""
 
 
 def keep_freed_memory(user: object) -> None:
@@ -39,19 +36,16 @@ def keep_freed_memory(user: object) -> None:
     Nothing changes where the environment sets the allocator (``MALLOC_TRIM_THRESHOLD_`` and its like, or
     ``GLIBC_TUNABLES``), or it is another one than glibc's.
     """
-    with _lock:
-        _users[id(user)] = user
-        weakref.finalize(user, _give_back_unused).atexit = False
-        if (libc := _glibc()) is not None:
-            libc.mallopt(_MMAP_THRESHOLD, _LARGEST_BLOCK)
-            libc.mallopt(_TRIM_THRESHOLD, _UNLIMITED)
+    _users.add(id(user))
+    weakref.finalize(user, _give_back, id(user)).atexit = False
+    if (libc := _glibc()) is not None:
+        libc.mallopt(_MMAP_THRESHOLD, _LARGEST_BLOCK)
+        libc.mallopt(_TRIM_THRESHOLD, _UNLIMITED)
 
 
 def give_back_freed_memory(user: object) -> None:
     """Give free memory back to the system, unless another one keeps it."""
-    with _lock:
-        _users.pop(id(user), None)
-        _give_back_unused()
+    _give_back(id(user))
 
 
 class _Block:
@@ -69,11 +63,13 @@ def freed_memory_kept() -> Iterator[None]:
         give_back_freed_memory(block)
 
 
-def _give_back_unused() -> None:
-    with _lock:
-        if not list(_users.values()) and (libc := _glibc()) is not None:
-            libc.mallopt(_TRIM_THRESHOLD, _KEPT_AFTERWARDS)
-            libc.malloc_trim(_KEPT_AFTERWARDS)
+def _give_back(user: int) -> None:
+    if user not in _users:
+        return
+    _users.discard(user)
+    if not _users and (libc := _glibc()) is not None:
+        libc.mallopt(_TRIM_THRESHOLD, _KEPT_AFTERWARDS)
+        libc.malloc_trim(_KEPT_AFTERWARDS)
 
 
 def _glibc() -> ctypes.CDLL | None:
