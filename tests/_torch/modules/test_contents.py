@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -16,7 +14,6 @@ from partita._torch.modules.contents import (
     own_hooks,
     parameters_in,
     registries,
-    save_nothing_of_its_own,
 )
 
 
@@ -69,18 +66,6 @@ def test_the_hooks_of_a_module_are_its_own_and_not_those_of_its_children() -> No
     module.register_full_backward_hook(print)
     module.register_forward_pre_hook(print)
     assert list(own_hooks(module)) == [print, print]
-
-
-def test_a_class_with_a_way_of_its_own_to_save_saves_nothing_where_it_has_no_tensors() -> None:
-    class Saves(torch.nn.Linear):
-        def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-            destination[f"{prefix}weight"] = self.weight.detach()
-
-    one, other = Saves(2, 2), torch.nn.Linear(2, 2)
-    for module in (one, other):
-        save_nothing_of_its_own(module)
-    assert not one.state_dict()
-    assert list(other.state_dict()) == ["weight", "bias"]
 
 
 def test_modules_come_with_the_names_and_in_the_order_of_torch() -> None:

@@ -17,6 +17,7 @@ __all__ = [
     "is_buffer",
     "is_guards_module",
     "is_parameter",
+    "is_persistent",
     "is_persistent_buffer",
     "modules_in",
     "named_state",
@@ -26,7 +27,6 @@ __all__ = [
     "owns_attribute",
     "parameters_in",
     "registries",
-    "save_nothing_of_its_own",
     "state_tables",
 ]
 
@@ -202,6 +202,18 @@ def is_persistent_buffer(module: torch.nn.Module, name: str) -> bool:
     return name in module._buffers and name not in module._non_persistent_buffers_set
 
 
+def is_persistent(module: torch.nn.Module, name: str) -> bool:
+    """Whether the parameter or buffer of this name, of ``module`` or of one within it, belongs to its state
+    dict.
+
+    >>> is_persistent(torch.nn.Sequential(torch.nn.BatchNorm1d(2)), "0.running_mean")
+    True
+    """
+    path, _, leaf = name.rpartition(".")
+    owner = module.get_submodule(path)
+    return not is_buffer(owner, leaf) or is_persistent_buffer(owner, leaf)
+
+
 def is_guards_module(module: torch.nn.Module) -> bool:
     """Whether ``module`` is the input check that ``ExportedProgram.module()`` puts at the head of its
     graph.
@@ -216,15 +228,3 @@ state_tables = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modu
 def named_tables(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     """What ``module`` itself keeps its parameters and its buffers in, by name."""
     return module._parameters, module._buffers
-
-
-def save_nothing_of_its_own(module: torch.nn.Module) -> None:
-    """Let ``state_dict()`` ask ``module``, whose tensors are None here, for none of them where its class has
-    a way of its own to save them, which may not expect that.
-    """
-    if type(module)._save_to_state_dict is not torch.nn.Module._save_to_state_dict:
-        vars(module)["_save_to_state_dict"] = _save_nothing
-
-
-def _save_nothing(*_: object) -> None:
-    """In the place of ``_save_to_state_dict(destination, prefix, keep_vars)``."""

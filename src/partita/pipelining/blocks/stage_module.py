@@ -12,12 +12,21 @@ import torch
 from torch import Tensor, nn
 
 from partita._torch.compile.eager_stance import nothing_compiled
-from partita._torch.fake.ghosts import ghost_of
+from partita._torch.fake.absent_state import asked_for_no_state, save_nothing_of_its_own
+from partita._torch.fake.ghosts import ghost_of, is_ghostly
+from partita._torch.fake.ghosts_apart import ghosts_kept_apart
 from partita._torch.fake.transforms import endings_of_transforms_seen
 from partita._torch.modules.calls import Around, calls_watched, overridden_calls
 from partita._torch.modules.closure_copy import with_closures
-from partita._torch.modules.contents import named_tables, save_nothing_of_its_own, state_tables
+from partita._torch.modules.contents import named_tables, state_tables
+from partita._torch.modules.state_dicts import (
+    state_dict_hooks,
+    with_values,
+    without,
+)
+from partita._torch.tensors.storage import storage_key
 from partita._torch.tensors.subclasses import with_class_of
+from partita.errors import CheckpointError
 from partita.pipelining.blocks.current_pass import EndOfStage, current_pass
 from partita.pipelining.blocks.cut import BlockCut
 from partita.pipelining.blocks.memos import memos_cleared
@@ -47,7 +56,8 @@ class StageModule(nn.Module):
         self, root: nn.Module, stage: int, cut: BlockCut, device: torch.device, ghosts: Iterable[Tensor]
     ) -> None:
         super().__init__()
-        for name in state_tables:  # the same dicts: a change of this module's state is one of the root's
+        # the same dicts: a change of this module's state, or a hook of it, is one of the root's
+        for name in (*state_tables, *state_dict_hooks):
             vars(self)[name] = vars(root)[name]
         vars(self)["_partita_root"] = root  # not as a child: names stay the model's
         self._partita_stage = stage
@@ -59,12 +69,12 @@ class StageModule(nn.Module):
         self._partita_attributes: list[tuple[nn.Module, dict[str, Tensor]]] = []
         self._partita_own_calls = overridden_calls(root)
         ghost_ids = {id(ghost) for ghost in ghosts}
-        elsewhere = set[int]()
+        self._partita_elsewhere: list[nn.Module] = []
         for module in root.modules():
             tensors = {id(tensor) for table in named_tables(module) for tensor in table.values()}
             if tensors & ghost_ids and not tensors - ghost_ids - {id(None)}:
                 _leave_state_alone(module)
-                elsewhere.add(id(module))
+                self._partita_elsewhere.append(module)
             for table in named_tables(module):
                 of_others = {name: tensor for name, tensor in table.items() if id(tensor) in ghost_ids}
                 if of_others:
@@ -72,9 +82,6 @@ class StageModule(nn.Module):
             aliases = {name: value for name, value in vars(module).items() if id(value) in ghost_ids}
             if aliases:
                 self._partita_attributes.append((module, aliases))
-        self._partita_elsewhere = {
-            name for name, module in root.named_modules(remove_duplicate=False) if id(module) in elsewhere
-        }
         self._hide_ghosts()
 
     def __getattr__(self, name: str) -> Any:
@@ -146,26 +153,88 @@ class StageModule(nn.Module):
         self.training = root.training
         return self
 
+    def state_dict(  # type: ignore[override]
+        self, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
+    ) -> dict[str, Any]:
+        """What the model's own ``state_dict()`` says of the tensors of this stage.
+
+        Raises:
+            CheckpointError: a hook of the model, or its own ``state_dict()``, can't do without the values of
+                other stages' tensors.
+        """
+        with self.ghosts_shown():
+            whole, elsewhere = self._whole_state(prefix)
+        own = without(whole, elsewhere)
+        if not keep_vars:
+            for name, value in own.items():
+                own[name] = value.detach() if isinstance(value, Tensor) else value
+        if destination is None:
+            return own
+        destination.update(own)
+        return destination
+
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load as any module does. A layer of another stage that takes a ``state_dict`` for an old one, where
-        a dict has no versions, is not asked: what it adds (batch norm its counter) is not unexpected here,
-        and what it misses (``torch.nn.utils.spectral_norm`` its weights) is not missing.
+        """Load as the model does, which finds ghosts under the names of other stages. A layer whose tensors
+        all belong to another stage is not asked: it may take a ``state_dict`` for an old one, where a dict
+        has no versions, and miss what only older ones have.
+
+        Raises:
+            CheckpointError: as `state_dict`.
         """
+        root = self.code_that_runs
+        with self.ghosts_shown(), asked_for_no_state(self._partita_elsewhere):
+            whole, elsewhere = self._whole_state()
+            others = {name: whole[name] for name in elsewhere}
+            paths = self._paths_elsewhere()
 
-        def forget_others(_module: nn.Module, names: Any) -> None:
-            names.unexpected_keys[:] = [name for name in names.unexpected_keys if name in state_dict]
-            elsewhere = self._partita_elsewhere
-            names.missing_keys[:] = [
-                name for name in names.missing_keys if name.rpartition(".")[0] not in elsewhere
-            ]
+            def name_others(_module: nn.Module, names: Any) -> None:
+                surplus = (key for key in state_dict if key in others or key.rpartition(".")[0] in paths)
+                names.unexpected_keys.extend(surplus)
 
-        handle = self.register_load_state_dict_post_hook(forget_others)
+            handle = root.register_load_state_dict_post_hook(name_others)
+            assigned = {"assign": True} if assign else {}  # which an older override may not take
+            try:
+                return root.load_state_dict(with_values(state_dict, others), strict=strict, **assigned)
+            finally:
+                handle.remove()
+
+    def _whole_state(self, prefix: str = "") -> tuple[Mapping[str, Any], set[str]]:
+        """The model's state dict, while the ghosts are shown, and the names in it of what is not this
+        stage's: ghosts, what was computed from them, and all that a layer says of which another stage has
+        all tensors.
+        """
+        named = {"prefix": prefix} if prefix else {}
+        tables = (*self._partita_tables, *self._partita_attributes)
+        ghosts = {id(ghost) for _, table in tables for ghost in table.values()}
+        own = [tensor for _, tensor in named_tensors(self.code_that_runs) if id(tensor) not in ghosts]
         try:
-            return super().load_state_dict(state_dict, strict=strict, assign=assign)
-        finally:
-            handle.remove()
+            with ghosts_kept_apart(own):
+                whole: Mapping[str, Any] = self.code_that_runs.state_dict(keep_vars=True, **named)
+        except Exception as error:
+            raise CheckpointError(
+                f"the model's state_dict() fails on stage {self._partita_stage}, which has no values of the "
+                f"layers of other stages: {type(error).__name__}: {error}. A hook of it, or an override, "
+                "looks at values, or computes from tensors of several stages: move the border so that these "
+                'are on one stage, or cut with frontend="export", whose stages save parameters and buffers '
+                "as they are, under their own names"
+            ) from error
+        memory = set(map(storage_key, own))
+        paths = {prefix + path for path in self._paths_elsewhere()}
+        elsewhere = {
+            name
+            for name, value in whole.items()
+            if name.rpartition(".")[0] in paths
+            or (isinstance(value, Tensor) and is_ghostly(value) and storage_key(value) not in memory)
+        }
+        return whole, elsewhere
+
+    def _paths_elsewhere(self) -> set[str]:
+        """The names of layers of which other stages have all tensors."""
+        modules = self.code_that_runs.named_modules(remove_duplicate=False)
+        others = set(map(id, self._partita_elsewhere))
+        return {path for path, module in modules if id(module) in others}
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, packet: Packet) -> Any:

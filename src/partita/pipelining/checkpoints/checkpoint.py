@@ -29,6 +29,7 @@ from partita.pipelining.checkpoints.contents.optimizer_state import (
     names_of,
     prepare_optimizer,
 )
+from partita.pipelining.checkpoints.contents.own_state import LoadableState, loadable_state
 from partita.pipelining.checkpoints.contents.prepare import (
     Optimizers,
     Request,
@@ -44,10 +45,8 @@ from partita.pipelining.checkpoints.together.shared_folder import check_shared
 from partita.pipelining.checkpoints.together.torch_messages import reason
 from partita.pipelining.stages.placing.state_of_stage import (
     Stages,
-    by_identity,
     listed_stages,
     stage_modules,
-    state_of_stage,
 )
 from partita.pipelining.stages.stage import Stage
 
@@ -195,9 +194,9 @@ def load_checkpoint(
     agree(savers, problem)
     assert loaded is not None
     _compare(savers, loaded, path)
-    with unchanged_on_error(modules, every) as undo:
+    with unchanged_on_error(loaded.states, every) as undo:
         put(loaded.tensors, undo)
-        agree(savers, attempt(lambda: _load_own_state(loaded, modules), path, "read")[1])
+        agree(savers, attempt(lambda: _load_own_state(loaded, strict=strict), path, "read")[1])
     if loaded.restored.steps is not None:
         for stage in listed_stages(stages):
             if isinstance(stage, Stage):
@@ -211,12 +210,14 @@ class _ReadState:
 
     Attributes:
         tensors: the model's, each with its new value.
+        states: of the modules, into which they are put.
         opaque: the extra state of each module.
         optimizers: functions that each load one optimizer's state.
     """
 
     identity: str
     tensors: Incoming
+    states: tuple[LoadableState, ...]
     opaque: tuple[dict[str, Any], ...]
     optimizers: tuple[Restore, ...]
     restored: Restored
@@ -232,7 +233,8 @@ def _read(
     cast: bool,
 ) -> _ReadState:
     model_key, optimizer_key = keys
-    states = [by_identity(state_of_stage(module)) for module in modules]
+    loadable = tuple(loadable_state(module) for module in modules)
+    states = [state.values for state in loadable]
     wanted, missing = source.find([entry for state in states for entry in state], model_key, cast=cast)
     if missing and strict:
         raise CheckpointError(source.message(missing, model_key))
@@ -244,7 +246,7 @@ def _read(
         for optimizer in optimizers
     )
     restored = Restored(tuple(missing), source.extra(), source.steps)
-    return _ReadState(source.identity, tensors, opaque, prepared, restored)
+    return _ReadState(source.identity, tensors, loadable, opaque, prepared, restored)
 
 
 def _compare(savers: Savers, loaded: _ReadState, path: str | os.PathLike[str]) -> None:
@@ -258,11 +260,10 @@ def _compare(savers: Savers, loaded: _ReadState, path: str | os.PathLike[str]) -
             )
 
 
-def _load_own_state(loaded: _ReadState, modules: Sequence[Any]) -> None:
-    """Load extra state and optimizers through their own ``load_state_dict``."""
-    for module, opaque in zip(modules, loaded.opaque, strict=True):
-        if opaque:
-            module.load_state_dict(opaque, strict=False)
+def _load_own_state(loaded: _ReadState, *, strict: bool) -> None:
+    """Load what only modules can, and optimizers, through their own ``load_state_dict``."""
+    for state, opaque in zip(loaded.states, loaded.opaque, strict=True):
+        state.put(opaque, missing=loaded.restored.missing, strict=strict)
     for restore in loaded.optimizers:
         restore()
 

@@ -16,14 +16,13 @@ from partita._torch.tensors.storage import has_memory
 from partita.errors import CheckpointError
 from partita.listing import listed
 from partita.pipelining.checkpoints.contents.all_or_nothing import put, unchanged_on_error
+from partita.pipelining.checkpoints.contents.own_state import loadable_state
 from partita.pipelining.checkpoints.pretrained.safetensors_files import SafetensorsFiles
 from partita.pipelining.stages.placing.state_of_stage import (
     Stages,
     StateValue,
-    by_identity,
     is_opaque,
     stage_modules,
-    state_of_stage,
 )
 
 __all__ = ["load_safetensors"]
@@ -69,8 +68,8 @@ def load_safetensors(
         CheckpointError: a missing name, another shape or dtype than the stage's, a tensor on the meta device,
             or a file that is missing or damaged.
     """
-    state = [entry for module in stage_modules(stage) for entry in by_identity(state_of_stage(module))]
-    tensors = [entry for entry in state if not is_opaque(entry)]
+    states = [loadable_state(module) for module in stage_modules(stage)]
+    tensors = [entry for state in states for entry in state.values if not is_opaque(entry)]
     for entry in tensors:
         if not has_memory(entry.value):
             raise CheckpointError(f"{entry.names[0]!r} is on the meta device: materialise the stage first")
@@ -85,10 +84,12 @@ def load_safetensors(
             )
         for item in places:
             _check(item, files, cast)
-        with unchanged_on_error((), ()) as undo:
+        with unchanged_on_error(states, ()) as undo:
             for item in places:
                 tensor = item.entry.value.detach()
                 put([(tensor, files.read(item.key, str(tensor.device)))], undo)
+            for state in states:
+                state.put({}, missing=missing, strict=strict)
     return tuple(missing)
 
 

@@ -30,7 +30,11 @@ from partita.pipelining.frontends.cuts.plan_request import PlanRequest
 from partita.pipelining.frontends.cuts.plans import planned_cuts
 from partita.pipelining.frontends.cuts.recompute_option import Recompute, recompute_option
 from partita.pipelining.frontends.cuts.sources import check_marks, check_sources, module_cuts
-from partita.pipelining.frontends.graph.coverage import check_state, warn_of_extra_state
+from partita.pipelining.frontends.graph.coverage import (
+    check_state,
+    warn_of_changed_names,
+    warn_of_extra_state,
+)
 from partita.pipelining.frontends.graph.cut_graph import cut_graph, key_random_calls
 from partita.pipelining.frontends.graph.multi_use import (
     MultiUseParameterConfig,
@@ -236,6 +240,7 @@ def pipeline(
     hold_norms(module, stage_modules)
     check_state(module, stage_modules)
     warn_of_extra_state(module)
+    warn_of_changed_names(module)
     check_joint_hooks(stage_modules)
     warn_of_caches(module, pipe, captured.signature.flatten(mb_args, mb_kwargs or {}))
     if compiled_with is not None:

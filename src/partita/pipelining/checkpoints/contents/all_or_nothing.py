@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
-from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from partita.pipelining.checkpoints.contents.checkpoint_source import Incoming
-from partita.pipelining.stages.placing.state_of_stage import by_identity, is_opaque, state_of_stage
+from partita.pipelining.checkpoints.contents.own_state import LoadableState
 
 __all__ = ["Undo", "put", "unchanged_on_error"]
 
@@ -21,12 +20,12 @@ Undo = list[Callable[[], object]]
 
 
 @contextmanager
-def unchanged_on_error(modules: Iterable[nn.Module], optimizers: Sequence[Optimizer]) -> Iterator[Undo]:
-    """Restore modules' extra state, optimizers and random numbers where the block raises, and undo what it
-    has added to the list.
+def unchanged_on_error(states: Iterable[LoadableState], optimizers: Sequence[Optimizer]) -> Iterator[Undo]:
+    """Restore what only modules themselves can load, optimizers and random numbers where the block raises,
+    and undo what it has added to the list.
     """
     undo: Undo = [_random_numbers()]
-    undo += [_extra_state(module) for module in modules]
+    undo += [state.keep() for state in states]
     undo += [_optimizer(optimizer) for optimizer in optimizers]
     try:
         yield undo
@@ -46,11 +45,6 @@ def _random_numbers() -> Callable[[], object]:
             torch.cuda.set_rng_state_all(devices)
 
     return restore
-
-
-def _extra_state(module: nn.Module) -> Callable[[], object]:
-    state = {entry.names[0]: entry.value for entry in by_identity(state_of_stage(module)) if is_opaque(entry)}
-    return lambda: module.load_state_dict(state, strict=False) if state else None
 
 
 def _optimizer(optimizer: Optimizer) -> Callable[[], object]:

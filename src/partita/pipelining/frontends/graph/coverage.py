@@ -10,12 +10,14 @@ from torch import nn
 from torch.fx import GraphModule
 
 from partita._torch.autograd.region_switches import REGION_SWITCHES
-from partita._torch.modules.contents import named_state
+from partita._torch.modules.contents import is_persistent, named_state
+from partita._torch.modules.state_dicts import changes_state_dict
 from partita.errors import CaptureError, NotProven
 from partita.listing import listed
+from partita.pipelining.stages.placing.state_of_stage import state_of_stage
 from partita.splitter import Piece
 
-__all__ = ["check_operations", "check_state", "unused_state", "warn_of_extra_state"]
+__all__ = ["check_operations", "check_state", "unused_state", "warn_of_changed_names", "warn_of_extra_state"]
 
 
 def check_operations(whole: GraphModule, pieces: Sequence[Piece]) -> None:
@@ -68,6 +70,28 @@ def warn_of_extra_state(model: nn.Module) -> None:
             f"what get_extra_state() returns of {listed(modules)} is in no stage of a graph: a checkpoint of "
             "the stages is without it, and what forward reads of it stays as it was at the cut. Load it into "
             "the model before the cut, and save it beside, as extra; or keep the modules' own code: "
+            'frontend="modules"',
+            NotProven,
+            stacklevel=3,
+        )
+
+
+def warn_of_changed_names(model: nn.Module) -> None:
+    """Warn where the model's own ``state_dict()`` says something else than which tensors it has.
+
+    Warns:
+        NotProven: names what differs.
+    """
+    if not any(map(changes_state_dict, model.modules())):
+        return
+    saved = state_of_stage(model).keys()
+    there = {name for name, _ in named_state(model) if is_persistent(model, name)}
+    if saved - there or there - saved:
+        warnings.warn(
+            f"the model's own state_dict() has {listed(sorted(saved - there)) or 'nothing'} in place of "
+            f"{listed(sorted(there - saved)) or 'nothing'}, by a hook or an override of which a graph knows "
+            "nothing: a checkpoint of the stages has the names of the parameters and buffers themselves, and "
+            "is read by such stages only. To save and load as the model does, keep its own code: "
             'frontend="modules"',
             NotProven,
             stacklevel=3,

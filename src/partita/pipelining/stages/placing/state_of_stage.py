@@ -17,6 +17,7 @@ __all__ = [
     "Stages",
     "StateValue",
     "by_identity",
+    "clean_name",
     "is_opaque",
     "listed_stages",
     "stage_modules",
@@ -109,10 +110,11 @@ def _unwrapped(module: nn.Module) -> nn.Module:
 def state_of_stage(module: nn.Module) -> dict[str, Any]:
     """The module's state dict, with the tensors themselves (not detached) under the model's own names."""
     state: Mapping[str, Any] = module.state_dict(keep_vars=True)
-    return {_clean(name): value for name, value in state.items()}
+    return {clean_name(name): value for name, value in state.items()}
 
 
-def _clean(name: str) -> str:
+def clean_name(name: str) -> str:
+    """A name without what the user's wrappers have put into it."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name
