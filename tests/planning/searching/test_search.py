@@ -9,7 +9,6 @@ from tests.planning.profiles import best_named_s, random_profile
 
 from partita.errors import InfeasiblePlan, PlanError, ScheduleError
 from partita.planning import (
-    ActionKind,
     Cluster,
     CostModel,
     LinkLevel,
@@ -109,14 +108,21 @@ def test_a_schedule_without_backward_passes_can_be_asked_for() -> None:
     assert (best.makespan_s, best.peak_bytes) == (pytest.approx(result.makespan_s), result.peak_bytes)
 
 
-def test_orders_of_its_own_train_beside_a_schedule_that_does_not() -> None:
-    """The one without backward passes was improved, and came back as an order for training."""
-    best = search(COSTS, Cluster(2), microbatches=3, schedules=["ForwardOnly", "ListSchedule"])
-    schedules = [schedule_of(one.plan) for one in best if one.plan.schedule == "ListSchedule"]
-    assert schedules
-    for schedule in schedules:
-        validate(schedule)
-        assert any(action.kind in {ActionKind.I, ActionKind.B} for action in schedule.actions(0))
+@pytest.mark.parametrize("other", ["ListSchedule", "1f1b"])
+def test_a_schedule_without_backward_passes_is_no_candidate_for_training(other: str) -> None:
+    """It was the first of the list, being the fastest."""
+    message = f"schedules has 'ForwardOnly', which has no backward passes, beside '{other}'"
+    with pytest.raises(ScheduleError, match=re.escape(message)):
+        search(COSTS, Cluster(2), microbatches=3, schedules=["forwardonly", other])
+
+
+def test_names_of_schedules_are_texts() -> None:
+    """A text alone was taken letter by letter, and anything else had no attribute 'lower'."""
+    alone, listed = (search(COSTS, Cluster(2), microbatches=3, schedules=one) for one in ("1F1B", ["1F1B"]))
+    assert alone == listed
+    for wrong in (["one"], [int], [None]):
+        with pytest.raises(ScheduleError, match=r"there is no schedule .* a ListSchedule"):
+            search(COSTS, Cluster(2), schedules=wrong)  # type: ignore[arg-type]
 
 
 def test_orders_of_its_own_can_be_asked_for_alone() -> None:

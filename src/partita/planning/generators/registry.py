@@ -141,6 +141,9 @@ def get_schedule(name: str) -> ScheduleKind:
     Action(stage=1, kind=<ActionKind.F: 'F'>, microbatch=0, parts=(), peer=None)
     """
     for kind in _KINDS:
-        if kind.name.lower() == name.lower():
+        if isinstance(name, str) and kind.name.lower() == name.lower():
             return kind
-    raise ScheduleError(f"there is no schedule {name!r}: choose one of {', '.join(schedule_names())}")
+    raise ScheduleError(
+        f"there is no schedule {name!r}: choose one of {', '.join(schedule_names())}, by its name; or let "
+        "search() or the command partita plan make an order for the costs, a ListSchedule"
+    )

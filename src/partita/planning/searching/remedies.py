@@ -77,14 +77,8 @@ class SearchRequest:
         return any(trial.fits for trial in explorer.ranked())
 
     def _apart(self) -> list[list[ScheduleKind]]:
-        """Schedules to explore, one lot after the other: nothing needs less memory than an order of its own,
-        and schedules with backward passes are cut for other than those without.
-        """
-        if self.with_lists:
-            return [[]]
-        if len({kind.trains for kind in self.kinds}) > 1:
-            return [list(self.kinds)]
-        return [[kind] for kind in self.kinds]
+        """Schedules to explore, one lot after the other; orders of its own need the least memory."""
+        return [[]] if self.with_lists else [[kind] for kind in self.kinds]
 
 
 def remedies(request: SearchRequest, enough_memory: int | None = None) -> dict[str, Any]:

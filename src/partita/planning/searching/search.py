@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 
+from partita.errors import ScheduleError
 from partita.garbage import no_garbage_collection
+from partita.listing import listed
 from partita.planning._check import require_copies, require_count, require_part
 from partita.planning.costs.cost_model import CostModel
 from partita.planning.cutting.equal_stages import distinct_stages, unit_kinds
 from partita.planning.generators.making.arguments import check_step_size
-from partita.planning.generators.registry import get_schedule, schedule_names
+from partita.planning.generators.registry import ScheduleKind, get_schedule, schedule_names
 from partita.planning.hardware.cluster import Cluster
 from partita.planning.plan import Plan
 from partita.planning.searching.bounds import too_little_memory
@@ -53,7 +55,7 @@ def search(
         cluster: ranks, links and memory.
         microbatches: how many a step has.
         schedules: names that `get_schedule` knows, and "ListSchedule" for orders that are made here; all of
-            them that train where they are not given.
+            them that train where they are not given. "ForwardOnly", for evaluation, stands alone.
         stages_per_rank: the numbers of stages on each rank to try.
         parameter_copies: as in `plan_stages`.
         recompute: whether units may be computed again in the backward pass to save memory.
@@ -70,8 +72,8 @@ def search(
     Raises:
         InfeasiblePlan: nothing fits; the message says what is short by how much, and what changes would
             do; it carries these as data too.
-        ScheduleError: a name that is unknown, or a step of more than 4096 stages or a million
-            forward passes.
+        ScheduleError: a name that is unknown, one without backward passes beside others that train, or a
+            step of more than 4096 stages or a million forward passes.
         PlanError: a number that is out of range.
 
     >>> from partita.planning import Unit
@@ -89,10 +91,12 @@ def search(
         require_count(count, "a number in stages_per_rank")
     stages = min(max(stages_per_rank, default=1) * cluster.ranks, len(costs.allowed_borders) + 1)
     check_step_size("a step", stages, microbatches)
-    names = list(schedules) if schedules is not None else [*schedule_names(), LIST]
-    kinds = [get_schedule(name) for name in names if name.lower() != LIST.lower()]
+    names = [*schedule_names(), LIST] if schedules is None else _names(schedules)
+    kinds = [get_schedule(name) for name in names if name != LIST]
     if schedules is None:
         kinds = [kind for kind in kinds if kind.trains]
+    elif len(kinds) < len(names) or any(kind.trains for kind in kinds):
+        _check_all_train(kinds, names)
     # What cannot fit, whatever the schedule, needs no search.
     case = Case(costs, cluster, microbatches, parameter_copies, recompute)
     with_lists = schedules is None or len(kinds) < len(names)
@@ -131,3 +135,20 @@ def _count_distinct(costs: CostModel, plan: Plan) -> int:
     """How many stages of a plan differ from each other."""
     cuts = [*(stage.first_unit for stage in plan.stages), len(costs.units)]
     return distinct_stages(unit_kinds(costs), cuts, [stage.recompute for stage in plan.stages])
+
+
+def _names(schedules: Sequence[str]) -> list[str]:
+    """A list of the names; a text alone is one."""
+    listed_names = [schedules] if isinstance(schedules, str) else list(schedules)
+    return [LIST if str(name).lower() == LIST.lower() else name for name in listed_names]
+
+
+def _check_all_train(kinds: Sequence[ScheduleKind], names: Sequence[str]) -> None:
+    forward = next((kind.name for kind in kinds if not kind.trains), None)
+    if forward is not None:
+        others = [name for name in names if name.lower() != forward.lower()]
+        raise ScheduleError(
+            f"schedules has {forward!r}, which has no backward passes, beside {listed(others)}: it would be "
+            f"the fastest of any list, and train nothing. Search for training without it, and with "
+            f"schedules=[{forward!r}] for evaluation"
+        )
