@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from partita._torch.export.export import export_module
 from partita._torch.export.signature import Signature, all_arguments, signature_of
+from partita.errors import ArgumentError
 
 
 class Model(nn.Module):
@@ -105,3 +106,21 @@ def test_defaults_are_filled_in_for_operators_only() -> None:
     assert all_arguments(torch.ops.aten.roll.default, ("x", [1])) == ("x", [1], [])
     assert all_arguments(torch.ops.aten.roll.default, ("x",)) == ("x",)  # one without a default is missing
     assert all_arguments(max, [1]) == (1,)
+
+
+class _TakesAny(nn.Linear):
+    def forward(self, *args: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(args[0]) + args[1]
+
+
+def test_arguments_without_names_are_counted_and_open_sizes_stand_by_the_name_of_all() -> None:
+    """Names ended in torch's ValueError, other sizes without the `dynamic_shapes` to give."""
+    model, x = _TakesAny(2, 2), torch.randn(3, 2)
+    signature = signature_of(export_module(model, (x, x), {}, way="eager"), model.forward)
+    assert signature.by_parameter([0, 1]) == {"args": (0, 1)}
+    assert signature.flatten((1, 2), {}) == [1, 2]
+    for args, kwargs in (((x,), {}), ((x, x, x), {}), ((), {"x": x, "y": x}), ((x, x), {"y": x})):
+        with pytest.raises(
+            ArgumentError, match=r"captured with 2 by position and none by name: .* \*args has no"
+        ):
+            signature.flatten(args, kwargs)

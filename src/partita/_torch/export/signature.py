@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from partita.errors import ArgumentError
+from partita.listing import listed
 
 __all__ = ["Signature", "all_arguments", "all_keywords", "signature_of"]
 
@@ -62,14 +63,20 @@ class Signature:
         in_spec: of ``(args, kwargs)`` as they were at capture.
         out_spec: of what the model returned.
         parameters: names of the positional parameters of the model's ``forward``, in order.
+        variadic: the name of the one that takes any number (``*args``); empty where there is none.
     """
 
     def __init__(
-        self, in_spec: pytree.TreeSpec, out_spec: pytree.TreeSpec, parameters: Sequence[str] = ()
+        self,
+        in_spec: pytree.TreeSpec,
+        out_spec: pytree.TreeSpec,
+        parameters: Sequence[str] = (),
+        variadic: str = "",
     ) -> None:
         self.in_spec = in_spec
         self.out_spec = out_spec
         self.parameters = tuple(parameters)
+        self.variadic = variadic
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Signature:
         """Itself: it never changes."""
@@ -95,8 +102,8 @@ class Signature:
         return pytree.tree_unflatten(list(flat), self.out_spec)
 
     def by_parameter(self, flat: Sequence[Any]) -> dict[str, Any] | None:
-        """Return one value a placeholder in the structure of the arguments, by the names of their parameters;
-        None where one has no name (``*args``), or lies in anything but dicts, lists and tuples.
+        """Return one value a placeholder in the structure of the arguments, by the names of their parameters
+        (of ``*args`` a tuple); None where one has no name, or lies in anything but dicts, lists and tuples.
         """
         specs = [self.in_spec]
         while specs:
@@ -105,9 +112,14 @@ class Signature:
                 return None
             specs += spec.children()
         args, kwargs = pytree.tree_unflatten(list(flat), self.in_spec)
-        if len(args) > len(self.parameters):
+        rest = args[len(self.parameters) :]
+        if rest and not self.variadic:
             return None
-        return {**dict(zip(self.parameters, args, strict=False)), **kwargs}
+        return {
+            **dict(zip(self.parameters, args, strict=False)),
+            **({self.variadic: rest} if rest else {}),
+            **kwargs,
+        }
 
     def bind(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -119,8 +131,16 @@ class Signature:
         """
         positional, named = self._captured()
         names = self.parameters[:positional]
-        if len(names) == positional and (len(args) != positional or kwargs.keys() != named.keys()):
+        differs = len(args) != positional or kwargs.keys() != named.keys()
+        if len(names) == positional and differs:
             args, kwargs = self._rebound(args, kwargs, names, tuple(named))
+        elif differs:
+            raise ArgumentError(
+                f"the model is called with {len(args)} arguments by position and {listed(kwargs) or 'none'} "
+                f"by name, and was captured with {positional} by position and {listed(named) or 'none'} "
+                f"by name: give as many, since *{self.variadic or 'args'} has no names, or capture it again "
+                "with these"
+            )
         return args, reorder_kwargs(dict(kwargs), self.in_spec) if kwargs else {}
 
     def _rebound(
@@ -159,4 +179,6 @@ def signature_of(module: GraphModule, forward: Callable[..., Any]) -> Signature:
     """
     info = module.graph._codegen.pytree_info  # type: ignore[attr-defined]
     parameters = inspect.signature(forward).parameters.values()
-    return Signature(info.in_spec, info.out_spec, [p.name for p in parameters if p.kind in _POSITIONAL])
+    names = [parameter.name for parameter in parameters if parameter.kind in _POSITIONAL]
+    variadic = [parameter.name for parameter in parameters if parameter.kind is parameter.VAR_POSITIONAL]
+    return Signature(info.in_spec, info.out_spec, names, *variadic)
