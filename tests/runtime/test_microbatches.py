@@ -30,6 +30,21 @@ def test_an_empty_batch_is_refused_with_what_helps() -> None:
         split_args((torch.zeros(0, 3),), None, 2)
 
 
+def test_one_microbatch_is_the_arguments_as_they_are() -> None:
+    """Nodes and edges of one graph were refused: they disagree about the size of a batch that is not cut."""
+    nodes, edges, none = torch.zeros(10, 8), torch.zeros(2, 30), torch.zeros(0, 3)
+    batch = cut_batch((nodes, edges), {"features": none}, 1)
+    [((first, second), named)] = batch.trees()
+    assert first is nodes
+    assert second is edges
+    assert named["features"] is none
+    assert batch.plan.sizes == (10,)
+    assert batch.sizes() == [(10,)]
+    assert split_tree((nodes, edges), 1)[0] == [(nodes, edges)]
+    with pytest.raises(MicrobatchError, match=r"disagree .*args\[0\] has 10, args\[1\] has 2\."):
+        cut_batch((nodes, edges), None, 2)
+
+
 @given(batch=st.integers(1, 40), chunks=st.integers(1, 12), dim=st.integers(-2, 1))
 def test_merging_what_was_split_gives_the_whole_in_exactly_as_many_microbatches(
     batch: int, chunks: int, dim: int

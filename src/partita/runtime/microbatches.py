@@ -11,8 +11,9 @@ a list with as many entries as samples                 refused, unless a spec sa
 a list, where all tensors are in lists                 refused, unless a spec says what it is
 ====================================================== =====================================================
 
-There are always exactly as many microbatches as asked for. Where the batch does not divide evenly, the first
-ones are larger by one, and `MicrobatchPlan.weights` are the weights of the microbatches in a mean.
+There are always exactly as many microbatches as asked for. One is the arguments as they are, which need not
+agree about a batch. Where the batch does not divide evenly, the first microbatches are larger by one, and
+`MicrobatchPlan.weights` are the weights of the microbatches in a mean.
 
 Tensors without a spec have one batch size. One with a ``TensorChunkSpec`` may have another size: 128, 256 and
 512 rows become two microbatches of 64, 128 and 256 rows. Samples are then counted in the tensors without a
@@ -139,11 +140,7 @@ def plan_microbatches(
 
 @dataclass(frozen=True)
 class CutBatch:
-    """The flat arguments of a batch, and how they are cut. Made by `cut_batch`.
-
-    Attributes:
-        plan: how many samples each microbatch has.
-    """
+    """The flat arguments of a batch, and how they are cut, with each microbatch's samples in ``plan``."""
 
     plan: MicrobatchPlan
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
@@ -283,14 +280,15 @@ class _Leaf:
     def own_plan(self, plan: MicrobatchPlan) -> MicrobatchPlan | None:
         """Return how it is cut, where its size is not that of the batch."""
         size = plan.total if self.dim is None else self.value.shape[self.dim]
-        if size in (plan.total, 1):
+        if size in (plan.total, 1) or len(plan.sizes) == 1:
             return None
         return MicrobatchPlan.even(size, len(plan.sizes))
 
     def parts(self, plan: MicrobatchPlan) -> Sequence[Any]:
         """Return each microbatch's part of it."""
-        if self.dim is None or (self.value.shape[self.dim] == 1 and plan.total > 1):
-            return (self.value,) * len(plan.sizes)
+        count = len(plan.sizes)
+        if count == 1 or self.dim is None or (self.value.shape[self.dim] == 1 and plan.total > 1):
+            return (self.value,) * count
         parts: Sequence[Any] = self.value.split((self.own_plan(plan) or plan).sizes, self.dim)
         return parts
 
@@ -339,7 +337,7 @@ def _plan(leaves: Sequence[_Leaf], chunks: int) -> MicrobatchPlan:
     # tensors of size 1 are broadcast against the others
     larger = {path: entry for path, entry in cut.items() if entry[0] != 1} or cut
     counted = {path: size for path, (size, chunked) in larger.items() if not chunked}
-    if len(set(counted.values())) > 1:
+    if chunks > 1 and len(set(counted.values())) > 1:
         listed = ", ".join(f"{path} has {size}" for path, size in counted.items())
         raise MicrobatchError(
             f"the tensors disagree about the size of the batch: {listed}. Give a TensorChunkSpec(dim) where "
@@ -349,7 +347,7 @@ def _plan(leaves: Sequence[_Leaf], chunks: int) -> MicrobatchPlan:
     samples = [*counted.values(), *(size for size, _ in larger.values()), chunks]
     plan = MicrobatchPlan.even(samples[0], chunks)
     for path, (size, _) in larger.items():
-        if size < chunks:
+        if size < chunks > 1:
             raise MicrobatchError(
                 f"{path} has {size} rows, which can't be cut for {chunks} microbatches: give more rows, or "
                 "Replicate() for what all of them get"
