@@ -46,6 +46,18 @@ class NoGrad(_Four):
         return self.d(h + fixed)
 
 
+class NoGradView(_Four):
+    """The view requires a gradient, as what it is of does, and nothing gets it. Where it crossed, no backward
+    pass could start from it.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        with torch.no_grad():
+            view = h[:, :]
+        return self.d(self.c(self.b(h).tanh()) + view)
+
+
 class Nested(_Four):
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x)
@@ -78,7 +90,7 @@ class Decorated(_Four):
 
 
 FAILS = [Autocast, NoGrad, Nested, Decorated]
-EACH = pytest.mark.parametrize("kind", [*FAILS, Inference])
+EACH = pytest.mark.parametrize("kind", [*FAILS, Inference, NoGradView])
 
 
 @EACH

@@ -17,6 +17,7 @@ from partita._torch.autograd.running_pass import (
     inside_another_pass,
     leaves_after,
     storage_users,
+    takes_gradient,
     will_reach,
 )
 
@@ -121,3 +122,13 @@ def test_tensors_that_share_a_storage_are_counted() -> None:
     assert storage_users(flat) == 2
     del view
     assert storage_users(flat) == 1
+
+
+def test_a_backward_pass_starts_from_all_that_requires_a_gradient_but_views_taken_without() -> None:
+    weight = nn.Parameter(torch.ones(4))
+    computed = weight * 2
+    with torch.no_grad():
+        views = [weight[1:], computed[1:], computed[1:][1:]]
+    assert all(view.requires_grad for view in views)
+    assert not any(map(takes_gradient, [*views, computed.detach(), torch.ones(2)]))
+    assert all(map(takes_gradient, [weight, computed, weight[1:], computed.detach().requires_grad_()]))

@@ -41,6 +41,17 @@ def test_a_linear_layer_keeps_its_input_and_w_needs_the_gradient_that_i_caught(d
 
 
 @DEVICES
+def test_a_view_taken_without_gradients_has_none(device: str) -> None:
+    """The measurement, and with it the cut, ended in an AssertionError of torch."""
+
+    def view(value: Tensor) -> Tensor:
+        with torch.no_grad():
+            return value[:, 1:]
+
+    assert pass_memory(unit(view, x(device, 4, 8))).outputs == (OutputMemory(0, 128, 0, False, shown=112),)
+
+
+@DEVICES
 def test_an_activation_keeps_its_output_and_i_frees_it(device: str) -> None:
     memory = pass_memory(unit(torch.relu, x(device, 8, 8)))
     assert (memory.own_bytes, memory.keeps_input) == (0, (False,))

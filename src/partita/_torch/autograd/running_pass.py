@@ -25,6 +25,7 @@ __all__ = [
     "leaves_after",
     "leaves_behind",
     "storage_users",
+    "takes_gradient",
     "will_reach",
 ]
 
@@ -45,6 +46,18 @@ def current_node() -> Any:
 def accumulator(parameter: torch.Tensor) -> Node:
     """The node that adds gradients to ``parameter.grad``. It lives on as long as somebody holds it."""
     return get_gradient_edge(parameter).node
+
+
+def takes_gradient(tensor: torch.Tensor) -> bool:
+    """Whether a backward pass can start from ``tensor``.
+
+    A view that was taken under ``no_grad`` requires a gradient, as what it is of does, and nothing gets it.
+    """
+    if not tensor.requires_grad or tensor.grad_fn is not None or not tensor._is_view():
+        return tensor.requires_grad
+    with torch.enable_grad():
+        view: Any = tensor.view_as(tensor).grad_fn
+    return view.next_functions[0][0] is not None
 
 
 def will_reach(node: Node) -> bool:

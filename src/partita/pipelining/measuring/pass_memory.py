@@ -19,6 +19,7 @@ from torch.autograd import Function
 from torch.autograd.graph import get_gradient_edge
 
 from partita._torch.autograd.engine import run_backward
+from partita._torch.autograd.running_pass import takes_gradient
 from partita._torch.containers.pytree import flatten, tree_map
 from partita._torch.operators.fused_attention import FusedAttention
 from partita._torch.tensors.live_bytes import LiveBytes
@@ -146,9 +147,9 @@ def _kept(unit: UnitRun) -> tuple[int, tuple[bool, ...], tuple[OutputMemory | No
     with LiveBytes() as live:
         outputs = unit.call(*arguments)
         keys, sizes = zip(*map(_memory_of, outputs), strict=True) if outputs else ((), ())
-        wants = [isinstance(it, Tensor) and it.requires_grad for it in outputs]
+        wants = [isinstance(it, Tensor) and takes_gradient(it) for it in outputs]
         shown = [tensor_bytes(it) for it in outputs]
-        edges = [get_gradient_edge(it) for it in outputs if isinstance(it, Tensor) and it.requires_grad]
+        edges = [get_gradient_edge(it) for it in outputs if isinstance(it, Tensor) and takes_gradient(it)]
         workspace = live.most - live.now()
         del outputs, arguments
         alive = live.alive()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from partita._torch.autograd.engine import let_go_of_leaves
 from partita._torch.autograd.region_switches import is_any_autocast_enabled
+from partita._torch.autograd.running_pass import takes_gradient
 from partita._torch.containers.pytree import tree_map
 from partita._torch.modules.contents import has_global_hooks
 from partita.errors import ExecutionError
@@ -91,7 +92,7 @@ def roots_of(flight: Flight, gradients: Mapping[str, Tensor]) -> tuple[list[Tens
         seeds.append(flight.loss[1])
     for values in (flight.outputs, flight.leaves):
         for name, value in values.items():
-            if name in gradients and value.requires_grad:
+            if name in gradients and takes_gradient(value):
                 roots.append(value)
                 seeds.append(gradients[name])
     return roots, seeds

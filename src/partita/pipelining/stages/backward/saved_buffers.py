@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from partita._torch.autograd.engine import AsSaved, hook_saved
+from partita._torch.autograd.running_pass import takes_gradient
 from partita._torch.containers.pytree import flatten
 from partita._torch.fake.ghosts import undisturbed
 from partita._torch.modules.compiled import is_compiled
@@ -145,7 +146,7 @@ class SavedBuffers:
             return _AsUsed.pack(self._copy(tensor))
 
         with undisturbed():
-            roots = [it for it in flatten(results)[0] if isinstance(it, Tensor) and it.requires_grad]
+            roots = [it for it in flatten(results)[0] if isinstance(it, Tensor) and takes_gradient(it)]
             hooked = [
                 hook_saved(node, is_wanted, pack, _AsUsed()) for node, _ in AutogradGraph.of(roots).order
             ]
