@@ -22,6 +22,7 @@ from partita._torch.compile.gradient_layouts import (
 )
 from partita._torch.compile.interpolation import interpolation_of_kernels
 from partita._torch.compile.kernel_strides import strides_of_kernels
+from partita._torch.compile.views_without_gradient import keep_from_gradient, results_without_gradient
 from partita._torch.containers.replaced import replaced
 
 __all__ = [
@@ -145,6 +146,7 @@ def compile_ahead(
     from torch._dynamo.backends.common import aot_autograd  # half a second, for who compiles
 
     recorder = AotRecords(static_positions)
+    without_gradient = results_without_gradient(gm)
     anywhere = False
     draws_as_eager = by_operator and not calls_native_dropout(gm)
 
@@ -177,7 +179,7 @@ def compile_ahead(
             partition_fn=partition,
             keep_inference_input_mutations=True,
         )(gm, inputs)
-    return compiled
+    return keep_from_gradient(compiled, without_gradient)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
+from partita._torch.compile.views_without_gradient import keep_from_gradient, results_without_gradient
 from partita._torch.graph_module.graph_copy import copy_graph
 from partita._torch.graph_module.lazy_module import lazy_module
 
@@ -143,6 +144,7 @@ def compile_forward_piece(
         own.ddp_optimizer_ctx = None
         own.fakify_first_call = not wraps_others([examples, _results(gm)])
     original = copy_module(gm)
+    without_gradient = results_without_gradient(gm)
     before = counters["aot_autograd"]["total"]
     with tracing(own) if own is not None else nullcontext():
         run = backend(gm, list(examples), **options)
@@ -153,8 +155,8 @@ def compile_forward_piece(
         if own is not None and through_aot and own.fakify_first_call:
             results = run_fake(run, examples)
             own.fakify_first_call = False
-            return run, results
-    return run, run_fake(original, examples)
+            return keep_from_gradient(run, without_gradient), results
+    return keep_from_gradient(run, without_gradient), run_fake(original, examples)
 
 
 def wraps_others(values: Any) -> bool:

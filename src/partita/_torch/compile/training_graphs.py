@@ -33,6 +33,7 @@ from partita._torch.compile.aot import (
     save_what_runs_once,
 )
 from partita._torch.compile.vector_trials import remembered_trials
+from partita._torch.compile.views_without_gradient import keep_from_gradient, results_without_gradient
 from partita._torch.containers.replaced import replaced
 
 __all__ = ["CompileGraph", "GraphCompiler", "compile_training"]
@@ -102,7 +103,9 @@ def compile_training(
             draws_again = settings.get("fallback_random", inductor_config.fallback_random)
             budget = functorch_config.patch(activation_memory_budget=1.0) if draws_again else nullcontext()
             with budget, remembered_trials(), _partitioned_as_elsewhere(compile_fx):
-                return compile_fx.compile_fx(gm, inputs, inner_compile=inside, config_patches=dict(settings))  # type: ignore[return-value]
+                without_gradient = results_without_gradient(gm)
+                run = compile_fx.compile_fx(gm, inputs, inner_compile=inside, config_patches=dict(settings))
+                return keep_from_gradient(run, without_gradient)  # type: ignore[arg-type]
         compiler = inner
         return compile_ahead(
             gm,
