@@ -99,7 +99,9 @@ def test_a_forward_cut() -> None:
     eager.load_state_dict(model.state_dict())
     x, target = torch.randn(3, 4), torch.tensor(0.5)
     torch._dynamo.reset()
-    compiled = torch.compile(model, backend=DDPOptimizer(1, "aot_eager").compile_fn)
+    compiled = torch.compile(
+        model, backend=DDPOptimizer(1, torch._dynamo.lookup_backend("aot_eager")).compile_fn
+    )
     for one in (compiled, eager):
         loss_of(one(x), target).backward()
     assert_equal_gradients([one.grad for one in model.parameters()], eager, "aot_eager")

@@ -401,7 +401,9 @@ def test_small_graphs_are_compiled_whole() -> None:
     assert optimizer.compiled == 1
 
 
-def test_a_cap_below_one_byte_is_refused() -> None:
+def test_a_cap_below_one_byte_and_a_backend_by_name_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"'aot_eager': give a function .*lookup_backend"):
+        DDPOptimizer(1, "aot_eager")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="bucket_bytes_cap is 0: give at least 1 byte"):
         DDPOptimizer(0, lambda gm, _inputs: gm.forward)
 

@@ -66,7 +66,7 @@ class DDPOptimizer:
         compiled: how many pieces of it went to the backend.
 
     Raises:
-        ArgumentError: a cap below 1.
+        ArgumentError: a cap below 1, or a backend that can't be called.
     """
 
     def __init__(
@@ -78,6 +78,11 @@ class DDPOptimizer:
         for what, cap in (("bucket_bytes_cap", bucket_bytes_cap), ("first_bucket_cap", first_bucket_cap)):
             if cap is not None and cap < 1:
                 raise ArgumentError(f"{what} is {cap}: give at least 1 byte")
+        if not callable(backend_compile_fn):
+            raise ArgumentError(
+                f"backend_compile_fn is {backend_compile_fn!r}: give a function of a graph and its example "
+                "inputs; torch._dynamo.lookup_backend('aot_eager') is the one of that name"
+            )
         self.bucket_bytes_cap = bucket_bytes_cap
         self.first_bucket_cap = first_bucket_cap or min(FIRST_BUCKET_BYTES, bucket_bytes_cap)
         self.backend_compile_fn = backend_compile_fn
