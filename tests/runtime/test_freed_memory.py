@@ -71,9 +71,10 @@ _KEPT_AND_GIVEN_BACK = """
 from partita.pipelining import ScheduleGPipe, pipeline
 from partita.runtime import InProcessWorld
 
+pipe = pipeline(torch.nn.Linear(2, 2), (torch.ones(2, 2),), stages=1)
+
 def schedule(comm):
-    stage = pipeline(torch.nn.Linear(2, 2), (torch.ones(2, 2),), stages=1).build_stage(0, comm=comm)
-    return ScheduleGPipe(stage, 2, torch.nn.functional.mse_loss)
+    return ScheduleGPipe(pipe.build_stage(0, comm=comm), 2, torch.nn.functional.mse_loss)
 
 (one,), (other,) = InProcessWorld(1).run(schedule), InProcessWorld(1).run(schedule)
 before = resident()
