@@ -39,3 +39,12 @@ def test_hooks_and_methods_of_users_change_a_state_dict_and_those_of_torch_do_no
     assert changes_state_dict(_Saves(2, 2))
     assert not changes_state_dict(spectral_norm(nn.Linear(2, 2)))
     assert vars(hooked).keys() >= {*state_dict_hooks}
+
+
+def test_a_method_of_one_module_changes_its_state_dict() -> None:
+    module = nn.Linear(2, 2)
+    whole = module.state_dict
+    vars(module)["state_dict"] = lambda **options: {
+        f"n.{name}": value for name, value in whole(**options).items()
+    }
+    assert changes_state_dict(module)

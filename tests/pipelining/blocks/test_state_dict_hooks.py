@@ -5,6 +5,7 @@ the stages say what the model says, and load what it loads.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,3 +171,25 @@ def test_a_state_dict_that_computes_from_tensors_of_several_stages_is_refused() 
 def test_a_graph_warns_of_names_that_only_the_model_knows() -> None:
     with pytest.warns(NotProven, match=r"state_dict\(\) has '0.bias', .* in place of '0.layer.bias'"):
         pipeline(_renaming(), (torch.zeros(2, 4),), split_spec={"1": SplitPoint.BEGINNING}, frontend="export")
+
+
+def test_a_graph_warns_of_no_names_that_only_wrappers_or_extra_state_have() -> None:
+    class Extra(nn.Linear):
+        def get_extra_state(self) -> int:
+            return 1
+
+    model = nn.Sequential(torch.compile(nn.Linear(4, 4), backend="eager"), Extra(4, 4))  # type: ignore[arg-type]
+    model[1].register_state_dict_post_hook(lambda *_: None)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        pipeline(model, (torch.zeros(2, 4),), split_spec={"1": SplitPoint.BEGINNING}, frontend="export")
+    assert not [each for each in warned if "in place of" in str(each.message)]
+
+
+def test_a_stage_within_a_larger_module_says_what_the_model_would_say_there() -> None:
+    """The versions of its modules were lost, and names were those of the model alone."""
+    model = _Prefixed(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    wanted = nn.Sequential(copy.deepcopy(model)).state_dict()
+    state = nn.Sequential(_cut(model).get_stage_module(1)).state_dict()
+    assert list(state) == [name for name in wanted if name.startswith("0.1.")]
+    assert state._metadata == wanted._metadata  # type: ignore[attr-defined]

@@ -36,12 +36,13 @@ class ghosts_kept_apart(TorchDispatchMode):  # noqa: N801 - a block, as a functi
     ) -> Any:
         """Of each operation that torch runs."""
         taken = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        result = func(*args, **kwargs or {})
-        there = [tensor for tensor in taken if storage_key(tensor) in self._storages]
-        if not there:
-            return result
-        if any(is_ghostly(tensor) and storage_key(tensor) not in self._storages for tensor in taken):
+        there = [storage_key(tensor) in self._storages for tensor in taken]
+        if not any(there):
+            return func(*args, **kwargs or {})
+        if any(is_ghostly(tensor) and not here for tensor, here in zip(taken, there, strict=True)):
+            # Before it runs: some operations refuse the two themselves, in torch's words of devices.
             raise CheckpointError(f"{func} takes a tensor of this stage and one of another")
+        result = func(*args, **kwargs or {})
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         self._there += results  # alive, so that no other gets their storages' numbers
         self._storages.update(map(storage_key, results))

@@ -16,10 +16,12 @@ from partita._torch.fake.absent_state import asked_for_no_state, save_nothing_of
 from partita._torch.fake.ghosts import ghost_of, is_ghostly
 from partita._torch.fake.ghosts_apart import ghosts_kept_apart
 from partita._torch.fake.transforms import endings_of_transforms_seen
+from partita._torch.fake.undetached_state import tensors_in_state_dict
 from partita._torch.modules.calls import Around, calls_watched, overridden_calls
 from partita._torch.modules.closure_copy import with_closures
 from partita._torch.modules.contents import named_tables, state_tables
 from partita._torch.modules.state_dicts import (
+    add_versions,
     state_dict_hooks,
     with_values,
     without,
@@ -163,7 +165,7 @@ class StageModule(nn.Module):
                 other stages' tensors.
         """
         with self.ghosts_shown():
-            whole, elsewhere = self._whole_state(prefix)
+            whole, elsewhere = self._whole_state(prefix, nested=destination is not None)
         own = without(whole, elsewhere)
         if not keep_vars:
             for name, value in own.items():
@@ -171,6 +173,7 @@ class StageModule(nn.Module):
         if destination is None:
             return own
         destination.update(own)
+        add_versions(destination, own)
         return destination
 
     def load_state_dict(
@@ -200,18 +203,17 @@ class StageModule(nn.Module):
             finally:
                 handle.remove()
 
-    def _whole_state(self, prefix: str = "") -> tuple[Mapping[str, Any], set[str]]:
+    def _whole_state(self, prefix: str = "", *, nested: bool = False) -> tuple[Mapping[str, Any], set[str]]:
         """The model's state dict, while the ghosts are shown, and the names in it of what is not this
         stage's: ghosts, what was computed from them, and all that a layer says of which another stage has
         all tensors.
         """
-        named = {"prefix": prefix} if prefix else {}
         tables = (*self._partita_tables, *self._partita_attributes)
         ghosts = {id(ghost) for _, table in tables for ghost in table.values()}
         own = [tensor for _, tensor in named_tensors(self.code_that_runs) if id(tensor) not in ghosts]
         try:
             with ghosts_kept_apart(own):
-                whole: Mapping[str, Any] = self.code_that_runs.state_dict(keep_vars=True, **named)
+                whole = tensors_in_state_dict(self.code_that_runs, prefix, nested=nested)
         except Exception as error:
             raise CheckpointError(
                 f"the model's state_dict() fails on stage {self._partita_stage}, which has no values of the "

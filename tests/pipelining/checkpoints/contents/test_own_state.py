@@ -121,6 +121,81 @@ def test_a_quantised_layer_gets_its_scale(tmp_path: Path) -> None:
     assert model[0].scale == 0.5
 
 
+def test_a_hook_that_refuses_to_load_leaves_all_as_it_was(tmp_path: Path) -> None:
+    """It refused the old state too; that error took the place of the first, and nothing else was undone."""
+
+    class Refuses(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(2, 2)
+            self.register_state_dict_post_hook(
+                lambda _module, state, prefix, _: state.update({f"{prefix}version": torch.tensor(1)})
+            )
+            self.register_load_state_dict_pre_hook(self._refuse)
+
+        @staticmethod
+        def _refuse(*_: Any) -> None:
+            raise ValueError("another version")
+
+    save_checkpoint(tmp_path, nn.Sequential(_Half(1), Refuses()))
+    model = nn.Sequential(_Half(2), Refuses())
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(CheckpointError, match="another version") as raised:
+        load_checkpoint(tmp_path, model)
+    assert any("not all is as it was before" in note for note in raised.value.__notes__)
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_no_second_copy_is_made_of_tensors_beside_extra_state() -> None:
+    """Who writes to them keeps them."""
+
+    class Extra(nn.Linear):
+        def get_extra_state(self) -> int:
+            return 1
+
+        def set_extra_state(self, _state: int) -> None:
+            """Nothing changes."""
+
+    model = _in(Extra(2, 2))
+    restore = loadable_state(model).keep()
+    with torch.no_grad():
+        model[0].weight.fill_(3.0)
+    restore()
+    assert (model[0].weight == 3.0).all()
+
+
+def test_tensors_that_a_state_dict_puts_back_first_are_not_computed() -> None:
+    """FSDP's hook puts shards in place of whole parameters when ``state_dict()`` is called: all of them were
+    taken for computed ones, and copied.
+    """
+    model = nn.Linear(2, 2)
+    sharded = model.weight
+    model.weight = nn.Parameter(sharded.detach().clone())
+    model.register_state_dict_pre_hook(lambda module, *_: setattr(module, "weight", sharded))
+    state = loadable_state(model)
+    assert not state.computed
+    assert not state.leaves_out
+
+
+def test_an_override_of_a_state_dict_need_not_take_keep_vars(tmp_path: Path) -> None:
+    class Own(nn.Sequential):
+        def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+            return dict(super().state_dict())
+
+    def model(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        layer = nn.Linear(2, 2)
+        return Own(layer, layer)
+
+    model_1, model_2 = model(1), model(2)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (model_1, model_2)]
+    model_1(torch.ones(1, 2)).sum().backward()
+    optimizers[0].step()
+    save_checkpoint(tmp_path, model_1, optimizers[0])
+    load_checkpoint(tmp_path, model_2, optimizers[1])
+    assert all(map(torch.equal, model_1.parameters(), model_2.parameters()))
+    assert not loadable_state(model_2).computed
+
+
 def test_a_plain_module_is_asked_for_nothing() -> None:
     state = loadable_state(_in(nn.BatchNorm1d(2)))
     assert not state.computed

@@ -24,14 +24,18 @@ def unchanged_on_error(states: Iterable[LoadableState], optimizers: Sequence[Opt
     """Restore what only modules themselves can load, optimizers and random numbers where the block raises,
     and undo what it has added to the list.
     """
-    undo: Undo = [_random_numbers()]
-    undo += [state.keep() for state in states]
-    undo += [_optimizer(optimizer) for optimizer in optimizers]
+    before = [*(state.keep() for state in states), *map(_optimizer, optimizers)]
+    random_numbers = _random_numbers()
+    undo: Undo = []
     try:
         yield undo
-    except BaseException:
-        for action in reversed(undo):
-            action()
+    except BaseException as error:
+        # The modules' own code first: whatever it does to tensors and random numbers is undone after it.
+        for action in (*before, *reversed(undo), random_numbers):
+            try:
+                action()
+            except Exception as problem:  # the others are undone all the same
+                error.add_note(f"(not all is as it was before: {type(problem).__name__}: {problem})")
         raise
 
 

@@ -5,7 +5,7 @@ no memory of the module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,11 @@ class LoadableState:
     computed: Mapping[str, Tensor]
     leaves_out: bool
 
+    @property
+    def _only_by_itself(self) -> bool:
+        """Whether there is anything that only the module can put back."""
+        return bool(self.computed) or self.leaves_out or any(map(is_opaque, self.values))
+
     def put(
         self, extra_state: Mapping[str, Any], *, missing: Collection[str] = (), strict: bool = True
     ) -> None:
@@ -74,39 +79,53 @@ class LoadableState:
             ) from error
 
     def keep(self) -> Callable[[], None]:
-        """Return a function that puts back what only the module itself can, as it is now."""
-        extra_state = {value.names[0]: value.value for value in self.values if is_opaque(value)}
-        if not (extra_state or self.computed or self.leaves_out):
+        """Return a function that puts back what only the module itself can, as it is now. Not the tensors
+        that are values of the state dict: who writes to them keeps them.
+        """
+        if not self._only_by_itself:
             return lambda: None
-        kept = [(tensor, _copy(tensor)) for _, tensor in named_state(self.module)]
+        extra_state = {value.names[0]: value.value for value in self.values if is_opaque(value)}
+        saved = _storages(self.values)
+        kept = [
+            (tensor, _copy(tensor))
+            for _, tensor in named_state(self.module)
+            if storage_key(tensor) not in saved
+        ]
         computed = {name: copy.clone() for name, copy in self.computed.items()}
 
         def restore() -> None:
-            LoadableState(self.module, (), computed, self.leaves_out).put(extra_state, strict=False)
-            for tensor, copy in kept:
-                tensor.detach().copy_(copy)
+            try:
+                LoadableState(self.module, (), computed, self.leaves_out).put(extra_state, strict=False)
+            finally:
+                for tensor, copy in kept:
+                    tensor.detach().copy_(copy)
 
         return restore
 
 
 def loadable_state(module: nn.Module) -> LoadableState:
     """The state of a module, to read a checkpoint into."""
-    state = [*named_state(module), *named_tensors(module)]
-    own = {storage_key(tensor) for _, tensor in state}
+    # First, since FSDP's hook of it puts shards in place of whole tensors.
+    state = by_identity(state_of_stage(module))
+    own = {storage_key(tensor) for _, tensor in (*named_state(module), *named_tensors(module))}
     values: list[StateValue] = []
     computed: dict[str, Tensor] = {}
-    for value in by_identity(state_of_stage(module)):
+    for value in state:
         if not is_opaque(value) and has_memory(value.value) and storage_key(value.value) not in own:
             copy = computed[value.names[0]] = value.value.detach().clone()
             values.append(StateValue(copy, value.names))
         else:
             values.append(value)
-    saved = {storage_key(value.value) for value in values if isinstance(value.value, Tensor)}
+    saved = _storages(values)
     leaves_out = any(
         storage_key(tensor) not in saved and is_persistent(module, name)
         for name, tensor in named_state(module)
     )
     return LoadableState(module, tuple(values), computed, leaves_out)
+
+
+def _storages(values: Iterable[StateValue]) -> set[int]:
+    return {storage_key(value.value) for value in values if isinstance(value.value, Tensor)}
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from partita._torch.modules.contents import is_persistent, named_state
 from partita._torch.modules.state_dicts import changes_state_dict
 from partita.errors import CaptureError, NotProven
 from partita.listing import listed
-from partita.pipelining.stages.placing.state_of_stage import state_of_stage
+from partita.pipelining.stages.placing.state_of_stage import EXTRA_STATE, clean_name, state_of_stage
 from partita.splitter import Piece
 
 __all__ = ["check_operations", "check_state", "unused_state", "warn_of_changed_names", "warn_of_extra_state"]
@@ -84,8 +84,8 @@ def warn_of_changed_names(model: nn.Module) -> None:
     """
     if not any(map(changes_state_dict, model.modules())):
         return
-    saved = state_of_stage(model).keys()
-    there = {name for name, _ in named_state(model) if is_persistent(model, name)}
+    saved = {name for name in state_of_stage(model) if name.rpartition(".")[2] != EXTRA_STATE}
+    there = {clean_name(name) for name, _ in named_state(model) if is_persistent(model, name)}
     if saved - there or there - saved:
         warnings.warn(
             f"the model's own state_dict() has {listed(sorted(saved - there)) or 'nothing'} in place of "

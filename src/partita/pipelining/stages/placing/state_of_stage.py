@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from partita._torch.fake.undetached_state import tensors_in_state_dict
 from partita.errors import ArgumentError, ScheduleError
 from partita.pipelining.stages.stage import Stage
 
@@ -109,8 +110,7 @@ def _unwrapped(module: nn.Module) -> nn.Module:
 
 def state_of_stage(module: nn.Module) -> dict[str, Any]:
     """The module's state dict, with the tensors themselves (not detached) under the model's own names."""
-    state: Mapping[str, Any] = module.state_dict(keep_vars=True)
-    return {clean_name(name): value for name, value in state.items()}
+    return {clean_name(name): value for name, value in tensors_in_state_dict(module).items()}
 
 
 def clean_name(name: str) -> str:
