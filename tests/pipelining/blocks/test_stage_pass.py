@@ -319,3 +319,31 @@ def test_what_a_profiler_reads_is_not_the_models_way() -> None:
     with profile(activities=[ProfilerActivity.CPU], with_stack=True):
         expected = pipe(x)
         assert torch.equal(copy.deepcopy(pipe, {id(last): last})(x), expected)
+
+
+class _TakesThree(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        same = 2.0 if x is y else 1.0
+        hidden = self.first(x) * same
+        return self.second(hidden * y) + z
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_tensor_that_is_given_twice_is_one_tensor_on_every_stage(first: int) -> None:
+    """The later stages had one for each argument, and the model seemed to go another way. What the example
+    has shown to be unused of one argument is handed on where it is another one too.
+    """
+    model = _TakesThree()
+    example = tuple(torch.randn(3, 2, WIDTH).unbind())
+    pipe = pipeline(model, example, split_spec={"second": SplitPoint.BEGINNING}, frontend="modules")
+    x, z = torch.randn(2, 2, WIDTH).unbind()
+    args = (x, x, z) if first == 0 else (z, x, x)
+    x.requires_grad_()
+    pipe(*args).sum().backward()
+    gradient, x.grad = x.grad, None
+    model(*args).sum().backward()
+    assert_equal([gradient, pipe(*args)], [x.grad, model(*args)])

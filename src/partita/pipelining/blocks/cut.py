@@ -36,6 +36,11 @@ class BlockCut:
     unused: Mapping[bool, Mapping[int, frozenset[Site]]] = field(repr=False)
     written: frozenset[Site] = field(default=frozenset(), repr=False)
 
+    def is_written(self, site: Site) -> bool:
+        """Whether a later stage writes to values of this site: for an argument, at any of its places."""
+        places = site[1:] if site[0] == "argument" else ()
+        return site in self.written or any(("argument", place) in self.written for place in places)
+
     def outermost(self, stage: int) -> list[str]:
         """Return the modules of one stage that lie in no other module of that stage, in order."""
         own = {path for path, home in self.homes.items() if home == stage}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from partita._torch.containers.pytree import TreeSpec, flatten, register_leaves
 from partita.pipelining.blocks.cut import Site
-from partita.pipelining.blocks.replaying.answers import Answer, NewTensor
+from partita.pipelining.blocks.replaying.answers import Answer, NewTensor, NumberedTensor
 from partita.pipelining.blocks.replaying.calls_digest import CallsOfPass
 
 __all__ = ["Gradients", "Packet", "first_packet", "sharing_memory"]
@@ -23,9 +23,9 @@ class Packet:
 
     Attributes:
         arguments: the leaves of the model's positional and keyword arguments, with a `NewTensor` for each
-            tensor. These tensors have the numbers 0, 1, ...
+            tensor. These tensors have the numbers 0, 1, ...; one that comes again is a `NumberedTensor`.
         structure: the pytree structure of the arguments.
-        tensors: how many of the leaves are tensors.
+        tensors: how many tensors there are among the leaves.
         answers: what all functions returned that were called before the border, in order.
         calls: these calls.
         values: tensors that later stages may need, by number.
@@ -48,6 +48,20 @@ class Packet:
     generators: Any = None
     live: bool = False
     own_arguments: tuple[Tensor, ...] = ()
+
+    @property
+    def argument_sites(self) -> list[Site]:
+        """Of each of the arguments' tensors, by number: the places where it stands. One that stands in
+        several is none that the example has shown to be unused.
+        """
+        sites: list[Site] = []
+        tensors = (leaf for leaf in self.arguments if isinstance(leaf, (NewTensor, NumberedTensor)))
+        for place, leaf in enumerate(tensors):
+            if isinstance(leaf, NumberedTensor):
+                sites[leaf.number] = (*sites[leaf.number], place)
+            else:
+                sites.append(("argument", place))
+        return sites
 
     def detach(self) -> Packet:
         """Return it without autograd's graph; ``requires_grad`` of each value stays."""
@@ -86,25 +100,28 @@ def first_packet(
     """Return what the first stage is handed: the model's own arguments."""
     leaves, spec = flatten((tuple(args), dict(kwargs)))
     values: dict[int, Tensor] = {}
+    numbers: dict[int, int] = {}
     described: list[Any] = []
     for leaf in leaves:
-        if isinstance(leaf, Tensor):
+        if not isinstance(leaf, Tensor):
+            described.append(leaf)
+        elif id(leaf) in numbers:  # the same object again, on every stage
+            described.append(NumberedTensor(numbers[id(leaf)]))
+        else:
+            numbers[id(leaf)] = len(values)
             values[len(values)] = leaf
             described.append(NewTensor.of(leaf))
-        else:
-            described.append(leaf)
-    sites = {number: ("argument", number) for number in values}
     own = tuple(values.values()) if live else ()
-    return Packet(
+    packet = Packet(
         described,
         spec,
         len(values),
         values=values,
-        sites=sites,
         generators=generators,
         live=live,
         own_arguments=own,
     )
+    return replace(packet, sites=dict(enumerate(packet.argument_sites)))
 
 
 def sharing_memory(values: Mapping[int, Tensor]) -> frozenset[int]:

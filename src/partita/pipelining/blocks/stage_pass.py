@@ -120,12 +120,17 @@ class StagePass(TorchFunctionMode):
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The model's arguments: tensors on the first stage, ghosts on the others."""
         packet, leaves = self._packet, list(self._packet.arguments)
+        sites = packet.argument_sites
+        tensors: list[Tensor] = []
         with undisturbed():
             for place, leaf in enumerate(leaves):
                 if isinstance(leaf, NewTensor):
-                    number = len(self._tensors.references)
-                    leaves[place] = packet.values[number] if self.stage == 0 else leaf.ghost()
-                    self._add(leaves[place], ("argument", number), ghost=self.stage > 0)
+                    number = len(tensors)
+                    tensors.append(packet.values[number] if self.stage == 0 else leaf.ghost())
+                    self._add(tensors[number], sites[number], ghost=self.stage > 0)
+                    leaves[place] = tensors[number]
+                elif isinstance(leaf, NumberedTensor):
+                    leaves[place] = tensors[leaf.number]
             arguments: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(leaves, packet.structure)
         return arguments
 
@@ -277,7 +282,7 @@ class StagePass(TorchFunctionMode):
 
     def _owned(self, value: Tensor, site: Site) -> Tensor:
         """A tensor that nobody else refers to. Gradients arrive at ``value``, after all of this stage's."""
-        if site in self._cut.written and not self._packet.live:
+        if self._cut.is_written(site) and not self._packet.live:
             with torch.set_grad_enabled(value.requires_grad):
                 return value.clone()
         if not value.requires_grad:
