@@ -16,8 +16,9 @@ from tests.pipelining.running import assert_equal
 from torch import Tensor, nn
 
 from partita.errors import CheckpointError, NotProven
-from partita.pipelining import Pipe, SplitPoint, pipeline
+from partita.pipelining import Pipe, ScheduleGPipe, SplitPoint, pipeline
 from partita.pipelining.checkpoints import load_checkpoint, save_checkpoint, state_report
+from partita.runtime import Comm, InProcessWorld
 
 
 class _Renames(nn.Module):
@@ -193,3 +194,38 @@ def test_a_stage_within_a_larger_module_says_what_the_model_would_say_there() ->
     state = nn.Sequential(_cut(model).get_stage_module(1)).state_dict()
     assert list(state) == [name for name in wanted if name.startswith("0.1.")]
     assert state._metadata == wanted._metadata  # type: ignore[attr-defined]
+
+
+class _Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def get_extra_state(self) -> int:
+        return self.calls
+
+    def set_extra_state(self, state: int) -> None:
+        self.calls = state
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+@pytest.mark.parametrize("border", ["0", "1", "2"])
+def test_stages_that_never_run_a_module_have_no_extra_state_of_it(border: str, tmp_path: Path) -> None:
+    """The stage before had that of the cut, and saving found that the two had drifted apart."""
+    layers = [nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)]
+    model = nn.Sequential(layers[0], _Counts(), *layers[1:])
+    pipe = _cut(model, f"{int(border) + 1}")
+
+    def body(comm: Comm) -> None:
+        stage = pipe.build_stage(comm.rank, comm=comm)
+        schedule = ScheduleGPipe(stage, 2)
+        schedule.eval(*([torch.ones(4, 4)] if comm.rank == 0 else []))
+        save_checkpoint(tmp_path, stage)
+
+    InProcessWorld(2).run(body)
+    stages = _stages(_cut(model, "2"))
+    load_checkpoint(tmp_path, stages)
+    assert [module.state_dict()["1._extra_state"] for module in stages] == [2, 2]

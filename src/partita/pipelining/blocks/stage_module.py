@@ -72,10 +72,13 @@ class StageModule(nn.Module):
         self._partita_own_calls = overridden_calls(root)
         ghost_ids = {id(ghost) for ghost in ghosts}
         self._partita_elsewhere: list[nn.Module] = []
+        not_run = _run_later(root, stage, cut)
         for module in root.modules():
             tensors = {id(tensor) for table in named_tables(module) for tensor in table.values()}
             if tensors & ghost_ids and not tensors - ghost_ids - {id(None)}:
                 _leave_state_alone(module)
+                self._partita_elsewhere.append(module)
+            elif not tensors - {id(None)} and id(module) in not_run:
                 self._partita_elsewhere.append(module)
             for table in named_tables(module):
                 of_others = {name: tensor for name, tensor in table.items() if id(tensor) in ghost_ids}
@@ -298,6 +301,15 @@ class StageModule(nn.Module):
             for name in [name for name, ghost in ghosts.items() if vars(module).get(name) is not ghost]:
                 del ghosts[name]  # `forward` has put something else there, which stays
             vars(module).update(dict.fromkeys(ghosts))
+
+
+def _run_later(root: nn.Module, stage: int, cut: BlockCut) -> set[int]:
+    """Identities of the modules that only later stages run. The stages behind these run their code too,
+    and need what they keep.
+    """
+    modules = list(root.named_modules(remove_duplicate=False))
+    run_here = {id(module) for path, module in modules if cut.homes.get(path, 0) <= stage}
+    return {id(module) for _, module in modules} - run_here
 
 
 def _has(root: nn.Module, name: str) -> bool:
