@@ -52,6 +52,9 @@ __all__ = ["SCHEDULES", "Row", "SleepingRow", "main", "summary"]
 SCHEDULES = {"GPipe": 2, "1F1B": 2, "Interleaved1F1B": 4, "ZBVZeroBubble": 4, "VHalf": 4}
 """With how many stages each runs on two ranks."""
 
+_UNCUT_RUNS = 3
+"""Before costs are measured, and again after."""
+
 _ASLEEP = {
     f"asleep on {ranks}, {'uneven' if uneven else 'even'}": (ranks, uneven)
     for ranks in (2, 4, 8)
@@ -183,10 +186,13 @@ def _rows(comm: ProcessGroupComm, name: str, schedules: list[str], rounds: int, 
 
 
 def _weighed_costs(model: MeasuredModel, comm: ProcessGroupComm) -> tuple[CostModel, float]:
-    """Costs, and what the uncut model took meanwhile: the mean of before and after."""
-    sooner = timed(comm, model.train)
+    """Costs, and what the uncut model took meanwhile by the same measure: a median over runs before and
+    after, which no disturbance counts in, and the mean over the ranks.
+    """
+    own = [timed(comm, model.train, alone=True) for _ in range(_UNCUT_RUNS)]
     costs = model.costs(comm)
-    return costs, (sooner + timed(comm, model.train)) / 2
+    own += [timed(comm, model.train, alone=True) for _ in range(_UNCUT_RUNS)]
+    return costs, statistics.mean(comm.all_gather_object(statistics.median(own)))
 
 
 def _row(
