@@ -114,8 +114,9 @@ def test_what_the_user_has_set_stays() -> None:
     assert run(_AFTER_A_BLOCK, MALLOC_MMAP_THRESHOLD_="65536") == "True"
 
 
-@pytest.mark.parametrize("end", ["one.close()", "one.close(); one.close()", "del one"])
-@pytest.mark.parametrize("last", ["other.close()", "del other"])
+@pytest.mark.parametrize(
+    ("end", "last"), [("one.close(); one.close()", "other.close()"), ("del one", "del other")]
+)
 def test_all_that_steps_free_is_kept_until_the_last_schedule_is_closed(end: str, last: str) -> None:
     """A Llama of 6 layers took 220 MB from the system anew in each step under GPipe: a tenth of the step."""
     said = run(_KEPT_AND_GIVEN_BACK.replace("END_OF_ONE", end).replace("END_OF_OTHER", last))
