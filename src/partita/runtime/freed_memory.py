@@ -36,11 +36,8 @@ def keep_freed_memory(user: object) -> None:
     Nothing changes where the environment sets the allocator (``MALLOC_TRIM_THRESHOLD_`` and its like, or
     ``GLIBC_TUNABLES``), or it is another one than glibc's.
     """
-    _users.add(id(user))
     weakref.finalize(user, _give_back, id(user)).atexit = False
-    if (libc := _glibc()) is not None:
-        libc.mallopt(_MMAP_THRESHOLD, _LARGEST_BLOCK)
-        libc.mallopt(_TRIM_THRESHOLD, _UNLIMITED)
+    _keep(id(user))
 
 
 def give_back_freed_memory(user: object) -> None:
@@ -48,19 +45,22 @@ def give_back_freed_memory(user: object) -> None:
     _give_back(id(user))
 
 
-class _Block:
-    """One in which freed memory is kept."""
-
-
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
     """Let this process keep what it frees in this block."""
-    block = _Block()
-    keep_freed_memory(block)
+    block = object()
+    _keep(id(block))
     try:
         yield
     finally:
-        give_back_freed_memory(block)
+        _give_back(id(block))
+
+
+def _keep(user: int) -> None:
+    _users.add(user)
+    if (libc := _glibc()) is not None:
+        libc.mallopt(_MMAP_THRESHOLD, _LARGEST_BLOCK)
+        libc.mallopt(_TRIM_THRESHOLD, _UNLIMITED)
 
 
 def _give_back(user: int) -> None:

@@ -6,7 +6,7 @@ no memory of the module.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -95,7 +95,7 @@ class LoadableState:
 
         def restore() -> None:
             try:
-                LoadableState(self.module, (), computed, self.leaves_out).put(extra_state, strict=False)
+                replace(self, computed=computed).put(extra_state, strict=False)
             finally:
                 for tensor, copy in kept:
                     tensor.detach().copy_(copy)
